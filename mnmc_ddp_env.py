@@ -73,7 +73,7 @@ def load_split(dataset, data_root, train):
         generator.manual_seed(1 if train else 2)
         labels = torch.randint(10, (10_000 if train else 2_000,), generator=generator)
         noise = torch.randn(len(labels), 1, 28, 28, generator=generator)
-        return (templates[labels] + 120 * noise).clamp(0, 255).to(torch.uint8), labels
+        return (templates[labels] + 350 * noise).clamp(0, 255).to(torch.uint8), labels
     try:
         from torchvision import datasets
 
@@ -142,8 +142,8 @@ def exit_together():
 def train_one_epoch(model, loader, optimizer, scaler, epoch, args, device):
     """Trains for one epoch; returns (mean loss, accuracy in percent, images per second)."""
     started = time.perf_counter()
-    # The gradient is a mean over all ranks' images, so the step can grow with their number.
-    peak_lr = args.lr * args.batch_size * dist.get_world_size() / 64
+    peak_lr = args.lr * args.batch_size / 64  # --lr is per 64 images of a step
+    peak_lr *= dist.get_world_size()  # a step averages the gradients of all ranks' images
     totals = torch.zeros(3, device=device)  # loss, correct, images: read once, after the epoch
     model.train()
     # disable=None shows the bar on terminals only; that is enough once, on rank 0.
@@ -188,8 +188,9 @@ def evaluate(model, loader, device):
 
 def report(line):
     """Prints a line at once, so that logs and pipes show it while training goes on; rank 0 only."""
-    if dist.get_rank() == 0:
-        print(line, flush=True)
+    if dist.get_rank() > 0:
+        return
+    print(line, flush=True)
 
 
 def save_checkpoint(path, dataset, model, optimizer, scaler, epoch):
@@ -313,6 +314,8 @@ def main():
             f"{speed:.0f} img/s | {seconds:.1f} s"
         )
     report(f"training finished in {time.perf_counter() - started:.1f} s")
+    if args.backend == "gloo":  # its threads drop their last tensors here: at exit they would abort
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -67,7 +67,7 @@ def load_split(dataset, data_root, train):
         generator.manual_seed(1 if train else 2)
         labels = torch.randint(10, (10_000 if train else 2_000,), generator=generator)
         noise = torch.randn(len(labels), 1, 28, 28, generator=generator)
-        return (templates[labels] + 120 * noise).clamp(0, 255).to(torch.uint8), labels
+        return (templates[labels] + 350 * noise).clamp(0, 255).to(torch.uint8), labels
     try:
         from torchvision import datasets
 

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Sets the tests up and runs them. Other arguments go through to pytest.
+#
+#   bash scripts/test.sh                 # a few minutes on two cores
+#   bash scripts/test.sh --all           # those marked slow too
+#   bash scripts/test.sh -k resume -x
+#
+# Settings: those of env.sh, and
+#   CI  when true, a test that cannot run on this machine fails, unless it needs a GPU
+set -euo pipefail
+export NPROC=2
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+if ! python -c 'import pytest, pytest_timeout' 2>/dev/null; then
+    python -m pip install --quiet -r "$REPO/tests/requirements.txt"
+fi
+unset OMP_NUM_THREADS  # the tests set what they need
+markers="not slow and not stress"
+if [ "${1:-}" = --all ]; then
+    markers="not stress"
+    shift
+fi
+cd "$REPO"
+exec python -m pytest -c tests/pytest.ini --rootdir . -m "$markers" tests "$@"

@@ -1,0 +1,32 @@
+"""The launch fixture, and the rule that with CI=true a test may be skipped for a GPU alone."""
+
+import os
+
+import pytest
+from launch import Launch, commands_for
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts commands, or a script with so many processes; all of it ends with the test."""
+    started = []
+
+    def start(script_or_commands, processes=1, *options, env=None):
+        commands = script_or_commands
+        if isinstance(commands, str):
+            commands = commands_for(commands, processes, *options)
+        started.append(Launch(commands, tmp_path / "output", env=env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.__exit__()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true" and "GPU" not in str(report.longrepr):
+        report.outcome = "failed"
+        report.longrepr = f"with CI=true this test must not be skipped: {report.longrepr}"
+    return report

@@ -1,0 +1,176 @@
+"""Starts commands as a user would, reads what they print, and leaves nothing running."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+PLAIN = ("snsc.py", "snmc_dp.py")
+DDP = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py", "mnmc_ddp_slurm.py")
+SCRIPTS = PLAIN + DDP
+
+INIT = re.compile(
+    r"^\[init\] rank (?P<rank>\d+)/(?P<world>\d+) \| local rank (?P<local>\d+) \| "
+    r"(?P<device>\S+) \| (?P<backend>\S+) \| (?P<host>\S+)$",
+    re.MULTILINE,
+)
+EPOCH = re.compile(
+    r"^epoch (?P<epoch>\d+)/(?P<epochs>\d+) "
+    r"\| train loss (?P<loss>[\d.]+|nan) acc (?P<train>[\d.]+)% "
+    r"\| test acc (?P<test>[\d.]+)% \((?P<correct>\d+)/(?P<count>\d+)\) "
+    r"\| (?P<speed>\d+) img/s \| (?P<seconds>[\d.]+) s$",
+    re.MULTILINE,
+)
+# What torchrun says of itself when it sets OMP_NUM_THREADS; the only line not ours in a good run.
+TORCHRUN_SAYS = re.compile(r"^W\d{4} .*torch/distributed/run\.py:\d+\].*\n?", re.MULTILINE)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Launch:
+    """One or more commands that run at the same time; their output goes to files in folder."""
+
+    def __init__(self, commands, folder, env=None, cwd=REPO):
+        folder.mkdir(parents=True, exist_ok=True)
+        # torchrun's workers are in sessions of their own: this mark in the environment finds them.
+        self.mark = f"DDP_TEST_LAUNCH={uuid.uuid4().hex}"
+        name, value = self.mark.split("=")
+        settings = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC"))
+        }
+        settings |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        settings |= {name: value} | (env or {})
+        self.commands, self.processes, self.outputs = commands, [], []
+        for number, command in enumerate(commands):
+            paths = [folder / f"{value}.{number}.{kind}" for kind in ("out", "err")]
+            with paths[0].open("w") as out, paths[1].open("w") as err:
+                self.processes.append(
+                    subprocess.Popen(
+                        [str(word) for word in command],
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=err,
+                        cwd=cwd,
+                        env=settings,
+                        start_new_session=True,
+                    )
+                )
+            self.outputs.append(paths)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+    def pids(self):
+        """Process ids of all that this launch started and that still runs."""
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                alive = environ.with_name("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                if alive and self.mark.encode() in environ.read_bytes().split(b"\0"):
+                    found.append(int(environ.parent.name))
+            except OSError:  # it ended meanwhile, or belongs to somebody else
+                continue
+        return found
+
+    @property
+    def out(self):
+        return "".join(paths[0].read_text() for paths in self.outputs)
+
+    @property
+    def err(self):
+        return "".join(paths[1].read_text() for paths in self.outputs)
+
+    @property
+    def codes(self):
+        return [process.returncode for process in self.processes]
+
+    def story(self):
+        """All commands with their output, for the message of a failure."""
+        parts = []
+        for command, process, paths in zip(
+            self.commands, self.processes, self.outputs, strict=True
+        ):
+            words = " ".join(map(str, command))
+            parts.append(f"$ {words}\n(exit status {process.returncode})")
+            parts += [f"--- {path.suffix[1:]}\n{path.read_text()}" for path in paths]
+        return "\n".join(parts)
+
+    def wait_for(self, condition, seconds, what):
+        """Waits until condition() is true; fails with the output of all when it takes too long."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {seconds} s still waiting for {what}\n{self.story()}")
+            time.sleep(0.05)  # between two looks
+        return self
+
+    def wait(self, seconds=120):
+        """Waits until all commands have ended."""
+        return self.wait_for(
+            lambda: all([process.poll() is not None for process in self.processes]),
+            seconds,
+            "the end",
+        )
+
+    def succeeded(self, seconds=120):
+        """Waits for the end and checks that every command exited with 0."""
+        self.wait(seconds)
+        assert self.codes == [0] * len(self.processes), self.story()
+        return self
+
+    def inits(self):
+        """The [init] lines: (rank, world size, local rank, device, backend), sorted by rank."""
+        rows = [match.groupdict() for match in INIT.finditer(self.out)]
+        return sorted(
+            (int(r["rank"]), int(r["world"]), int(r["local"]), r["device"], r["backend"])
+            for r in rows
+        )
+
+    def epochs(self):
+        """The epoch lines as dictionaries of numbers."""
+        return [
+            {key: float(value) for key, value in match.groupdict().items()}
+            for match in EPOCH.finditer(self.out)
+        ]
+
+    def metrics(self):
+        """What of the epoch lines does not depend on the machine's speed."""
+        keys = ("epoch", "epochs", "loss", "train", "test", "correct", "count")
+        return [tuple(line[key] for key in keys) for line in self.epochs()]
+
+    def own_err(self):
+        """Standard error without what torchrun itself prints."""
+        return TORCHRUN_SAYS.sub("", self.err).strip()
+
+
+def commands_for(script, processes, *options):
+    """The commands that start a script with that many processes on this machine."""
+    path = REPO / script
+    if script in PLAIN:
+        assert processes == 1
+        return [["python", path, *options]]
+    if script == "mnmc_ddp_tcp.py":
+        address = ["--init-method", f"tcp://127.0.0.1:{free_port()}", "--world-size", processes]
+        return [["python", path, *address, "--rank", rank, *options] for rank in range(processes)]
+    if script == "mnmc_ddp_mp.py":
+        address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
+        return [["python", path, "--nproc-per-node", processes, *address, *options]]
+    return [["torchrun", "--standalone", "--nproc-per-node", processes, path, *options]]

@@ -1,0 +1,115 @@
+"""--help, the commands in the docstrings, and one line for each mistake."""
+
+import ast
+import re
+import shlex
+
+import pytest
+from launch import DDP, REPO, SCRIPTS, free_port
+
+COMMON = (
+    "--dataset --data-root --epochs --batch-size --lr --seed --amp --use-mix-precision --checkpoint"
+)
+COMMON_DDP = f"{COMMON} --backend --timeout --sync-bn"
+OPTIONS = {
+    "snsc.py": f"{COMMON} --gpu --gpuid",
+    "snmc_dp.py": COMMON,
+    "mnmc_ddp_tcp.py": f"{COMMON_DDP} --init-method --rank --world-size --gpu --gpuid",
+    "mnmc_ddp_env.py": COMMON_DDP,
+    "mnmc_ddp_mp.py": f"{COMMON_DDP} --nodes --node-rank --nproc-per-node --ngpus-per-node "
+    "--init-method --dist-url",
+    "mnmc_ddp_slurm.py": COMMON_DDP,
+}
+
+
+def docstring_commands(script):
+    """The indented commands of a script's docstring, each as a list of words."""
+    text = ast.get_docstring(ast.parse((REPO / script).read_text())).replace("\\\n", " ")
+    lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_and_docstring(launch, script):
+    """--help names the script's options and no others; the docstring's commands use those."""
+    run = launch([["python", REPO / script, "--help"]]).succeeded()
+    listed = run.out[run.out.index("options:") :]
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", listed)) - {"--help"}
+    assert options == set(OPTIONS[script].split())
+    own_docstring = ast.get_docstring(ast.parse((REPO / script).read_text()))
+    assert own_docstring in run.out
+    commands = docstring_commands(script)
+    assert len(commands) >= 3
+    for words in commands:
+        assert script in words, words
+        after = words[words.index(script) + 1 :]
+        assert {word for word in after if word.startswith("--")} <= options, words
+
+
+def test_docstring_commands_run(launch):
+    """Those on synthetic data, as they stand; the tcp pair shares one address on this machine."""
+    ran = []
+    for script in SCRIPTS:
+        commands = [c for c in docstring_commands(script) if "synthetic" in c]
+        assert commands, script
+        if script == "mnmc_ddp_tcp.py":
+            address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
+            ran.append(launch([[*words, *address, "-e", "1"] for words in commands]).succeeded())
+            continue
+        for words in commands:
+            free = ["--master-port", str(free_port())] if words[0] == "torchrun" else []
+            if script == "mnmc_ddp_mp.py":
+                words = [*words, "--init-method", f"tcp://127.0.0.1:{free_port()}"]
+            ran.append(launch([[words[0], *free, *words[1:], "-e", "1"]]).succeeded())
+    assert all(run.epochs()[0]["count"] == 2000 for run in ran)
+
+
+MISTAKES = [
+    ("snsc.py", ["-b", "0"], "--batch-size must be above 0"),
+    ("snsc.py", ["--lr", "nan"], "--lr must be above 0"),
+    ("snmc_dp.py", ["--seed", "-1"], "--seed must be between"),
+    ("snmc_dp.py", ["--epochs", "many"], "invalid int value"),
+    ("mnmc_ddp_tcp.py", ["--rank", "2", "--world-size", "2"], "outside --world-size 2"),
+    ("mnmc_ddp_tcp.py", ["--sync-bn"], "--sync-bn needs GPUs"),
+    ("mnmc_ddp_tcp.py", ["--init-method", "tcp://127.0.0.1"], "port number missing"),
+    ("mnmc_ddp_env.py", [], "torchrun --nproc-per-node 2 mnmc_ddp_env.py"),
+    ("mnmc_ddp_slurm.py", [], "srun --ntasks 2 python mnmc_ddp_slurm.py"),
+    ("mnmc_ddp_mp.py", ["--nodes", "2", "--node-rank", "2"], "below --nodes"),
+]
+
+
+def test_mistakes_are_answered_in_one_line(launch):
+    runs = [launch([["python", REPO / script, *words]]) for script, words, _ in MISTAKES]
+    for run, (_, _, said) in zip(runs, MISTAKES, strict=True):
+        run.wait()
+        assert run.codes[0] not in (0, None), run.story()
+        assert run.out == "", run.story()
+        assert run.err.count("\n") == 1, run.story()
+        assert said in run.err, run.story()
+
+
+def test_torchrun_complains_once(launch):
+    """All ranks read the same wrong option; rank 0 alone says so."""
+    run = launch("mnmc_ddp_env.py", 2, "--batch-size", "0").wait()
+    assert run.codes != [0]
+    assert run.err.count("--batch-size must be above 0") == 1, run.story()
+
+
+def test_absent_data_end_all_ranks(launch, tmp_path):
+    """A data folder that cannot be made, under each DDP script: one line from rank 0."""
+    (tmp_path / "file").write_text("not a folder")
+    for script in DDP:
+        run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)
+        assert 0 not in run.codes, run.story()
+        assert run.err.count("cannot load mnist from") == 1, run.story()
+        assert "mnmc_ddp" not in "".join(re.findall(r'File "(\S+)", line', run.err)), run.story()
+
+
+def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path):
+    (tmp_path / "last.pt").write_bytes(b"no checkpoint")
+    options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
+    for script in ("snsc.py", *DDP):
+        run = launch(script, 1 if script == "snsc.py" else 2, *options).wait(60)
+        assert 0 not in run.codes, run.story()
+        assert run.err.count("cannot resume from") == 1, run.story()
+        assert "mnmc_ddp" not in "".join(re.findall(r'File "(\S+)", line', run.err)), run.story()
