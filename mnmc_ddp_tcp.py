@@ -135,8 +135,7 @@ def exit_together():
         yield
     except SystemExit as error:
         words = error.code
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, words)
+    dist.all_gather_object(everyone := [None] * dist.get_world_size(), words)
     if any(everyone):
         sys.exit(1 if any(everyone[: dist.get_rank()]) else words or 1)
 
@@ -210,8 +209,10 @@ def save_checkpoint(path, dataset, model, optimizer, scaler, epoch):
 def load_checkpoint(path, dataset, model, optimizer, scaler):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if no file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        # Rank 0 knows whether there is a file; a rank that cannot see it fails, and with it all.
+        dist.broadcast_object_list(exists := [path.exists()], src=0)
+        if not exists[0]:
+            path.parent.mkdir(parents=True, exist_ok=True)
             return 0
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["dataset"] != dataset:
@@ -242,8 +243,7 @@ def parse_args():
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", "--use-mix-precision", action="store_true", help="mixed precision")
     add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    add("--backend", choices=("nccl", "gloo"), default=backend, help="default: nccl on GPUs")
+    add("--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="nccl or gloo")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks' images (GPU)")
     add("--init-method", default="tcp://127.0.0.1:18888", help="default: tcp://127.0.0.1:18888")
@@ -314,8 +314,8 @@ def main():
             f"{speed:.0f} img/s | {seconds:.1f} s"
         )
     report(f"training finished in {time.perf_counter() - started:.1f} s")
-    if args.backend == "gloo":  # its threads drop their last tensors here: at exit they would abort
-        dist.barrier()
+    # All are done before any leaves; gloo's threads drop their last tensors, or abort at exit.
+    dist.barrier(device_ids=[device.index] if args.backend == "nccl" else None)
     dist.destroy_process_group()
 
 

@@ -155,8 +155,8 @@ def save_checkpoint(path, dataset, model, optimizer, scaler, epoch):
 def load_checkpoint(path, dataset, model, optimizer, scaler):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if no file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             return 0
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["dataset"] != dataset:

@@ -47,7 +47,7 @@ OMP_NUM_THREADS="$threads_asked_for" run snmc_dp.py python 1 bash scripts/snmc_d
 run mnmc_ddp_tcp.py "python, once per rank" "$NPROC" bash scripts/mnmc_ddp_tcp.sh "${ddp_options[@]}"
 run mnmc_ddp_env.py torchrun "$NPROC" bash scripts/mnmc_ddp_env.sh "${ddp_options[@]}"
 run mnmc_ddp_mp.py "python, spawns workers" "$NPROC" bash scripts/mnmc_ddp_mp.sh "${ddp_options[@]}"
-if scontrol ping >/dev/null 2>&1; then
+if command -v scontrol >/dev/null && timeout 5 scontrol ping >/dev/null 2>&1; then
     run mnmc_ddp_slurm.py srun "$NPROC" srun --ntasks "$NPROC" python mnmc_ddp_slurm.py "${ddp_options[@]}"
 else
     run mnmc_ddp_slurm.py "torchrun (no Slurm here)" "$NPROC" torchrun --standalone \

@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from launch import DDP, REPO, SCRIPTS, free_port
+from launch import REPO, SCRIPTS, free_port
 
 COMMON = (
     "--dataset --data-root --epochs --batch-size --lr --seed --amp --use-mix-precision --checkpoint"
@@ -95,10 +95,10 @@ def test_torchrun_complains_once(launch):
     assert run.err.count("--batch-size must be above 0") == 1, run.story()
 
 
-def test_absent_data_end_all_ranks(launch, tmp_path):
-    """A data folder that cannot be made, under each DDP script: one line from rank 0."""
+def test_absent_data_ends_all_ranks(launch, tmp_path):
+    """A data folder that cannot be made: one line from rank 0, and no rank waits for it."""
     (tmp_path / "file").write_text("not a folder")
-    for script in DDP:
+    for script in ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py"):
         run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)
         assert 0 not in run.codes, run.story()
         assert run.err.count("cannot load mnist from") == 1, run.story()
@@ -108,8 +108,8 @@ def test_absent_data_end_all_ranks(launch, tmp_path):
 def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path):
     (tmp_path / "last.pt").write_bytes(b"no checkpoint")
     options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
-    for script in ("snsc.py", *DDP):
-        run = launch(script, 1 if script == "snsc.py" else 2, *options).wait(60)
+    for script, processes in (("snsc.py", 1), ("mnmc_ddp_mp.py", 2), ("mnmc_ddp_slurm.py", 2)):
+        run = launch(script, processes, *options).wait(60)
         assert 0 not in run.codes, run.story()
         assert run.err.count("cannot resume from") == 1, run.story()
         assert "mnmc_ddp" not in "".join(re.findall(r'File "(\S+)", line', run.err)), run.story()
