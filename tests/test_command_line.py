@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from launch import REPO, SCRIPTS, free_port
+from launch import DDP, REPO, SCRIPTS, free_port
 
 COMMON = (
     "--dataset --data-root --epochs --batch-size --lr --seed --amp --use-mix-precision --checkpoint"
@@ -47,21 +47,17 @@ def test_help_and_docstring(launch, script):
 
 
 def test_docstring_commands_run(launch):
-    """Those on synthetic data, as they stand; the tcp pair shares one address on this machine."""
-    ran = []
-    for script in SCRIPTS:
-        commands = [c for c in docstring_commands(script) if "synthetic" in c]
-        assert commands, script
-        if script == "mnmc_ddp_tcp.py":
-            address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
-            ran.append(launch([[*words, *address, "-e", "1"] for words in commands]).succeeded())
-            continue
-        for words in commands:
-            free = ["--master-port", str(free_port())] if words[0] == "torchrun" else []
-            if script == "mnmc_ddp_mp.py":
-                words = [*words, "--init-method", f"tcp://127.0.0.1:{free_port()}"]
-            ran.append(launch([[words[0], *free, *words[1:], "-e", "1"]]).succeeded())
-    assert all(run.epochs()[0]["count"] == 2000 for run in ran)
+    """Those for two processes on this machine, as they stand but for the port and the epochs."""
+    for script in DDP:
+        commands = [words for words in docstring_commands(script) if "synthetic" in words]
+        meet = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
+        if commands[0][0] == "torchrun":
+            ((torchrun, *words),) = commands
+            commands = [[torchrun, "--master-port", free_port(), *words]]
+            meet = []
+        run = launch([[*words, *meet, "-e", "1"] for words in commands]).succeeded()
+        assert [row[:2] for row in run.inits()] == [(0, 2), (1, 2)], run.story()
+        assert run.epochs()[0]["count"] == 2000
 
 
 MISTAKES = [
