@@ -1,8 +1,9 @@
 """Multiple nodes, multiple cards: DistributedDataParallel, started by torchrun.
 
 What changes from mnmc_ddp_tcp.py: torchrun starts the processes of a node, puts rank, local rank,
-world size and address into their environment, and ends all when one dies; --max-restarts starts
-them again. The script reads the environment, and the four options that said the same are gone.
+world size and address into their environment, and ends the others when one dies; --max-restarts
+starts all again, from the checkpoint if there is one. The script reads the environment, and the
+four options that said the same are gone.
 
 One machine, two processes (without a GPU they train on the CPU):
 
@@ -110,7 +111,7 @@ def setup_distributed(args):
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
     gpus = torch.cuda.device_count()
     if args.backend == "nccl" and not 0 <= local_rank < gpus:  # gloo lets ranks share a GPU
-        sys.exit(f"rank {rank} has no GPU {local_rank}: this node has {gpus}, start fewer here")
+        sys.exit(f"no GPU {local_rank} for rank {rank}, {gpus} on this node: start fewer ranks")
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -165,7 +166,7 @@ def train_one_epoch(model, loader, optimizer, scaler, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    for buffer in model.buffers():  # BatchNorm's statistics differ by shard: rank 0's count
+    for buffer in model.buffers():  # BatchNorm's statistics differ by rank: all take rank 0's
         dist.broadcast(buffer, src=0)
     dist.all_reduce(totals)
     loss_sum, correct, count = totals.tolist()
@@ -208,7 +209,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if no file."""
     try:
         # Rank 0 knows whether there is a file; a rank that cannot see it fails, and with it all.
-        dist.broadcast_object_list(exists := [path.exists()], src=0)
+        dist.broadcast_object_list(exists := [os.path.exists(path)], src=0)
         if not exists[0]:
             path.parent.mkdir(parents=True, exist_ok=True)
             return 0
@@ -222,11 +223,11 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): delete it or name another --checkpoint")
+        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
 
 
 def leave_quietly(message):
-    """Exits after rank 0 has complained for all; any sooner, and the launcher would end rank 0."""
+    """Exits after local rank 0 has complained; any sooner, and torchrun would end that one too."""
     time.sleep(5)
     sys.exit(2)
 
@@ -250,7 +251,7 @@ def parse_args():
     add("--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="nccl or gloo")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks' images (GPU)")
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = leave_quietly
     # --batch_size means --batch-size, as in torchrun.
     dashed = [re.sub("^--[^=]+", lambda m: m[0].replace("_", "-"), word) for word in sys.argv[1:]]
@@ -314,7 +315,7 @@ def main():
             f"{speed:.0f} img/s | {seconds:.1f} s"
         )
     report(f"training finished in {time.perf_counter() - started:.1f} s")
-    # All are done before any leaves; gloo's threads drop their last tensors, or abort at exit.
+    # Wait until every rank is here: without this, gloo's threads can abort Python at exit.
     dist.barrier(device_ids=[device.index] if args.backend == "nccl" else None)
     dist.destroy_process_group()
 

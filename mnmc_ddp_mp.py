@@ -1,14 +1,14 @@
 """Multiple nodes, multiple cards: DistributedDataParallel; the script starts its own workers.
 
 What changes from mnmc_ddp_env.py: there is no launcher. The script is run once on every node and
-spawns one worker for each GPU, which works out its rank from the node's. A worker that dies ends
-the others of its node; nothing starts them again.
+spawns one worker for each GPU, which works out its rank from the node's: all nodes must start the
+same number. A worker that dies ends the others of its node; nothing starts them again.
 
 One machine, two processes (without a GPU they train on the CPU):
 
     python mnmc_ddp_mp.py --dataset synthetic --nproc-per-node 2
 
-Two machines, as many processes as each has GPUs; 192.0.2.1 stands for the first one's address:
+Two machines with the same number of GPUs; 192.0.2.1 stands for the first one's address:
 
     python mnmc_ddp_mp.py --nodes 2 --node-rank 0 --init-method tcp://192.0.2.1:18888
     python mnmc_ddp_mp.py --nodes 2 --node-rank 1 --init-method tcp://192.0.2.1:18888
@@ -109,7 +109,7 @@ def setup_distributed(local_rank, args):
     world_size = args.nodes * args.nproc_per_node
     gpus = torch.cuda.device_count()
     if args.backend == "nccl" and not 0 <= local_rank < gpus:  # gloo lets ranks share a GPU
-        sys.exit(f"rank {rank} has no GPU {local_rank}: this node has {gpus}, start fewer here")
+        sys.exit(f"no GPU {local_rank} for rank {rank}, {gpus} on this node: start fewer ranks")
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -166,7 +166,7 @@ def train_one_epoch(model, loader, optimizer, scaler, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    for buffer in model.buffers():  # BatchNorm's statistics differ by shard: rank 0's count
+    for buffer in model.buffers():  # BatchNorm's statistics differ by rank: all take rank 0's
         dist.broadcast(buffer, src=0)
     dist.all_reduce(totals)
     loss_sum, correct, count = totals.tolist()
@@ -209,7 +209,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if no file."""
     try:
         # Rank 0 knows whether there is a file; a rank that cannot see it fails, and with it all.
-        dist.broadcast_object_list(exists := [path.exists()], src=0)
+        dist.broadcast_object_list(exists := [os.path.exists(path)], src=0)
         if not exists[0]:
             path.parent.mkdir(parents=True, exist_ok=True)
             return 0
@@ -223,7 +223,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): delete it or name another --checkpoint")
+        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
 
 
 def parse_args():
@@ -249,7 +249,7 @@ def parse_args():
     add("--node-rank", type=int, default=0, help="default: 0")
     workers = torch.cuda.device_count() or 2
     add("--nproc-per-node", "--ngpus-per-node", type=int, default=workers, help="default: its GPUs")
-    add("--init-method", "--dist-url", default="tcp://127.0.0.1:18888", help="node 0's address")
+    add("--init-method", "--dist-url", default="tcp://127.0.0.1:18888", help="of node 0")
     # --batch_size means --batch-size, as in torchrun.
     dashed = [re.sub("^--[^=]+", lambda m: m[0].replace("_", "-"), word) for word in sys.argv[1:]]
     args = parser.parse_args(dashed)
@@ -314,7 +314,7 @@ def worker(local_rank, args):
             f"{speed:.0f} img/s | {seconds:.1f} s"
         )
     report(f"training finished in {time.perf_counter() - started:.1f} s")
-    # All are done before any leaves; gloo's threads drop their last tensors, or abort at exit.
+    # Wait until every rank is here: without this, gloo's threads can abort Python at exit.
     dist.barrier(device_ids=[device.index] if args.backend == "nccl" else None)
     dist.destroy_process_group()
 

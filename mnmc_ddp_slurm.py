@@ -5,11 +5,13 @@ come from SLURM_*, the address from the step's first node and the port from the 
 MASTER_ADDR and MASTER_PORT are set. Where torchrun started the process, alone or inside srun,
 its variables win.
 
-Two nodes, four GPUs each, one task per GPU; or one torchrun per node; or no Slurm at all:
+Two nodes, four GPUs each, one task per GPU; the same with one torchrun per node, in a batch job,
+for its first node must be known; and without Slurm:
 
     srun --nodes 2 --ntasks-per-node 4 --gpus-per-node 4 python mnmc_ddp_slurm.py
-    srun --nodes 2 --ntasks-per-node 1 --gpus-per-node 4 torchrun --nnodes 2 --nproc-per-node 4 \
-        --rdzv-backend c10d --rdzv-endpoint "$(hostname):29500" mnmc_ddp_slurm.py
+    srun --nodes 2 --ntasks 2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 \
+        --rdzv-backend c10d --rdzv-endpoint "$(scontrol show hostnames | head -n 1):29500" \
+        mnmc_ddp_slurm.py
     torchrun --nproc-per-node 2 mnmc_ddp_slurm.py --dataset synthetic
 
 As a batch job that resumes when it is requeued: sbatch scripts/mnmc_ddp_slurm.sbatch
@@ -111,19 +113,22 @@ def setup_distributed(args):
     elif "SLURM_STEP_NODELIST" in os.environ:  # set by srun, and not by sbatch or salloc alone
         names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
         # The address by which Slurm itself reaches the step's first node, where rank 0 is.
-        show = ["scontrol", "--oneliner", "show", "node", os.environ["SLURM_STEP_NODELIST"]]
-        nodes = subprocess.run(show, capture_output=True, text=True).stdout
-        address = re.search(r"NodeAddr=(\S+)", nodes + "NodeAddr=127.0.0.1")[1]
-        os.environ.setdefault("MASTER_ADDR", address)
+        if "MASTER_ADDR" not in os.environ:
+            shown = subprocess.getoutput('scontrol --oneliner show node "$SLURM_STEP_NODELIST"')
+            address = re.search(r"NodeAddr=(\S+)", shown)
+            if not address:
+                sys.exit("scontrol does not tell the first node's address: set MASTER_ADDR to it")
+            os.environ["MASTER_ADDR"] = address[1]
         # Jobs on one node get different ports, below those that the kernel hands out.
         os.environ.setdefault("MASTER_PORT", str(10000 + int(os.environ["SLURM_JOB_ID"]) % 20000))
     else:
         sys.exit("neither srun nor torchrun started this: srun --ntasks 2 python mnmc_ddp_slurm.py")
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
     gpus = torch.cuda.device_count()
-    if args.backend == "nccl" and local_rank >= gpus > 1:  # gloo lets ranks share a GPU
-        sys.exit(f"rank {rank} has no GPU {local_rank}: this node has {gpus}, start fewer here")
-    # With --gpus-per-task each task sees its own GPU alone, as number 0.
+    # With --gpus-per-task each task sees one GPU alone, as number 0; gloo lets ranks share one.
+    has_own_gpu = gpus == 1 and "RANK" not in os.environ
+    if args.backend == "nccl" and local_rank >= gpus and not has_own_gpu:
+        sys.exit(f"no GPU {local_rank} for rank {rank}, {gpus} on this node: start fewer ranks")
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -182,7 +187,7 @@ def train_one_epoch(model, loader, optimizer, scaler, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    for buffer in model.buffers():  # BatchNorm's statistics differ by shard: rank 0's count
+    for buffer in model.buffers():  # BatchNorm's statistics differ by rank: all take rank 0's
         dist.broadcast(buffer, src=0)
     dist.all_reduce(totals)
     loss_sum, correct, count = totals.tolist()
@@ -225,7 +230,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if no file."""
     try:
         # Rank 0 knows whether there is a file; a rank that cannot see it fails, and with it all.
-        dist.broadcast_object_list(exists := [path.exists()], src=0)
+        dist.broadcast_object_list(exists := [os.path.exists(path)], src=0)
         if not exists[0]:
             path.parent.mkdir(parents=True, exist_ok=True)
             return 0
@@ -239,11 +244,11 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): delete it or name another --checkpoint")
+        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
 
 
 def leave_quietly(message):
-    """Exits after rank 0 has complained for all; any sooner, and the launcher would end rank 0."""
+    """Exits after local rank 0 has complained; any sooner, and torchrun would end that one too."""
     time.sleep(5)
     sys.exit(2)
 
@@ -267,7 +272,7 @@ def parse_args():
     add("--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="nccl or gloo")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks' images (GPU)")
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
         parser.error = leave_quietly
     # --batch_size means --batch-size, as in torchrun.
     dashed = [re.sub("^--[^=]+", lambda m: m[0].replace("_", "-"), word) for word in sys.argv[1:]]
@@ -331,7 +336,7 @@ def main():
             f"{speed:.0f} img/s | {seconds:.1f} s"
         )
     report(f"training finished in {time.perf_counter() - started:.1f} s")
-    # All are done before any leaves; gloo's threads drop their last tensors, or abort at exit.
+    # Wait until every rank is here: without this, gloo's threads can abort Python at exit.
     dist.barrier(device_ids=[device.index] if args.backend == "nccl" else None)
     dist.destroy_process_group()
 

@@ -110,7 +110,7 @@ def setup_distributed(args):
     local_rank = rank if args.gpu is None else args.gpu
     gpus = torch.cuda.device_count()
     if args.backend == "nccl" and not 0 <= local_rank < gpus:  # gloo lets ranks share a GPU
-        sys.exit(f"rank {rank} has no GPU {local_rank}: this node has {gpus}, start fewer here")
+        sys.exit(f"no GPU {local_rank} for rank {rank}, {gpus} on this node: choose with --gpu")
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -167,7 +167,7 @@ def train_one_epoch(model, loader, optimizer, scaler, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    for buffer in model.buffers():  # BatchNorm's statistics differ by shard: rank 0's count
+    for buffer in model.buffers():  # BatchNorm's statistics differ by rank: all take rank 0's
         dist.broadcast(buffer, src=0)
     dist.all_reduce(totals)
     loss_sum, correct, count = totals.tolist()
@@ -210,7 +210,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if no file."""
     try:
         # Rank 0 knows whether there is a file; a rank that cannot see it fails, and with it all.
-        dist.broadcast_object_list(exists := [path.exists()], src=0)
+        dist.broadcast_object_list(exists := [os.path.exists(path)], src=0)
         if not exists[0]:
             path.parent.mkdir(parents=True, exist_ok=True)
             return 0
@@ -224,7 +224,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): delete it or name another --checkpoint")
+        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
 
 
 def parse_args():
@@ -314,7 +314,7 @@ def main():
             f"{speed:.0f} img/s | {seconds:.1f} s"
         )
     report(f"training finished in {time.perf_counter() - started:.1f} s")
-    # All are done before any leaves; gloo's threads drop their last tensors, or abort at exit.
+    # Wait until every rank is here: without this, gloo's threads can abort Python at exit.
     dist.barrier(device_ids=[device.index] if args.backend == "nccl" else None)
     dist.destroy_process_group()
 

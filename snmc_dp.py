@@ -2,13 +2,14 @@
 
 What changes from snsc.py: the model is wrapped, and --gpu is gone, for all visible GPUs are used.
 Each step, one process copies the model to every GPU, splits the batch between them, gathers the
-outputs on the first and adds the gradients up there: Python drives all GPUs in turn, the first one
-holds more than the rest, and it ends at one machine. The next step, DDP, has none of these limits.
+outputs on the first and adds the gradients up there: one Python process drives all GPUs, with
+threads that hold each other up, the first GPU holds more than the rest, and it ends at one machine.
+The next step, DDP, has none of these limits.
 Without a GPU the wrapper does nothing and the script trains as snsc.py does.
 
     python snmc_dp.py                                       # all GPUs
     CUDA_VISIBLE_DEVICES=0,2 python snmc_dp.py -b 256       # two of them, 128 images each
-    python snmc_dp.py --dataset synthetic --epochs 1        # no download, half a minute on a laptop
+    python snmc_dp.py --dataset synthetic --epochs 1        # no download, seconds on a laptop
     python snmc_dp.py --dataset cifar10 --amp               # ResNet-18, mixed precision
 """
 
@@ -170,7 +171,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): delete it or name another --checkpoint")
+        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
 
 
 def parse_args():

@@ -5,7 +5,7 @@ as two tensors, so that a batch is one index operation; metrics that stay on the
 epoch ends; epochs seeded by their number, so that a resumed run repeats an uninterrupted one.
 
     python snsc.py                                          # MNIST, downloaded on first use
-    python snsc.py --dataset synthetic --epochs 1           # no download, half a minute on a laptop
+    python snsc.py --dataset synthetic --epochs 1           # no download, seconds on a laptop
     python snsc.py --dataset cifar10 --amp --gpu 0          # ResNet-18, mixed precision
     python snsc.py --checkpoint run/last.pt                 # saves each epoch, resumes if it exists
 """
@@ -168,7 +168,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): delete it or name another --checkpoint")
+        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
 
 
 def parse_args():

@@ -33,8 +33,17 @@ if ! has_packages python; then
     source "$REPO/.venv/bin/activate"
 fi
 
+# The GPUs that torch sees, which CUDA_VISIBLE_DEVICES can make fewer than the machine has.
+gpu_count() {
+    if command -v nvidia-smi >/dev/null; then
+        python -c 'import torch; print(torch.cuda.device_count())'
+    else
+        echo 0
+    fi
+}
+
 if [ -z "${NPROC:-}" ]; then
-    NPROC="$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)"
+    NPROC="$(gpu_count)"
     [ "$NPROC" -gt 0 ] || NPROC=2
 fi
 threads="$(($(getconf _NPROCESSORS_ONLN) / NPROC))"

@@ -12,6 +12,9 @@
 #   INIT_METHOD  where the ranks meet (default: tcp://127.0.0.1 with a free port, for one node)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-INIT_METHOD="${INIT_METHOD:-tcp://127.0.0.1:$(free_port)}"
+if [ "${NNODES:-1}" = 1 ]; then
+    INIT_METHOD="${INIT_METHOD:-tcp://127.0.0.1:$(free_port)}"
+fi
+: "${INIT_METHOD:?for several nodes set it to tcp:// with the address and a free port of node 0}"
 exec python "$REPO/mnmc_ddp_mp.py" --nodes "${NNODES:-1}" --node-rank "${NODE_RANK:-0}" \
     --nproc-per-node "$NPROC" --init-method "$INIT_METHOD" "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts all ranks of mnmc_ddp_tcp.py on this machine, waits for them, and ends all when one fails.
-# Arguments go through to the script.
+# Arguments go through to the script. Needs bash 4.3 or newer.
 #
 #   bash scripts/mnmc_ddp_tcp.sh --dataset synthetic --epochs 1
 #   NPROC=4 INIT_METHOD=file:///tmp/meeting-point bash scripts/mnmc_ddp_tcp.sh

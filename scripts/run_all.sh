@@ -15,7 +15,7 @@ threads_asked_for="${OMP_NUM_THREADS:-}"
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 options=(--dataset "${DATASET:-synthetic}" --epochs "${EPOCHS:-1}" "$@")
 ddp_options=("${options[@]}")
-gpus="$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)"
+gpus="$(gpu_count)"
 if [ "$gpus" -gt 0 ] && [ "$gpus" -lt "$NPROC" ]; then
     ddp_options+=(--backend gloo)  # nccl takes one process per GPU, gloo lets them share
 fi

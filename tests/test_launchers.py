@@ -31,6 +31,7 @@ def test_env_sh_on_two_nodes(launch):
     """Two torchruns on one machine, told apart by NODE_RANK."""
     command = ["bash", REPO / "scripts" / "mnmc_ddp_env.sh", *ONE_EPOCH]
     shared = {"NNODES": "2", "NPROC": "1", "MASTER_PORT": str(free_port())}
+    shared["MASTER_ADDR"] = "127.0.0.1"
     runs = [launch([command], env=shared | {"NODE_RANK": str(rank)}) for rank in range(2)]
     for rank, run in enumerate(runs):
         assert run.succeeded().inits()[0][:3] == (rank, 2, 0)
