@@ -23,10 +23,14 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+
+# Unless set: none of torch's C++ error pages, for each has an exception that says it in one line.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 import torch
 import torch.distributed as dist
@@ -68,9 +72,8 @@ def load_split(dataset, data_root, train):
 
     Downloads what is not under data_root; exits with one line when that fails.
     """
-    if (
-        dataset == "synthetic"
-    ):  # ten fixed random templates under noise: learnable, never downloaded
+    if dataset == "synthetic":
+        # Ten fixed random templates under noise: learnable, and nothing to download.
         generator = torch.Generator().manual_seed(0)
         templates = torch.randint(256, (10, 1, 7, 7), generator=generator)
         templates = templates.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
@@ -87,8 +90,9 @@ def load_split(dataset, data_root, train):
         split = datasets.CIFAR10(data_root, train=train, download=True)
         return torch.from_numpy(split.data).permute(0, 3, 1, 2), torch.tensor(split.targets)
     except Exception as error:  # no network, no space, a damaged file: torchvision raises many
+        reason = " ".join(str(error).split())  # in one line
         sys.exit(
-            f"cannot load {dataset} from {data_root} ({error}): check the network, delete damaged "
+            f"cannot load {dataset} from {data_root} ({reason}): check the network, delete damaged "
             "files, or train with --dataset synthetic"
         )
 
@@ -130,8 +134,7 @@ def setup_distributed(args):
     if args.backend == "nccl" and local_rank >= gpus and not has_own_gpu:
         sys.exit(f"no GPU {local_rank} for rank {rank}, {gpus} on this node: start fewer ranks")
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
-    if gpus:
-        torch.cuda.set_device(device)
+    torch.cuda.set_device(device.index if gpus else -1)  # -1 sets nothing
     # The cores that Slurm gave to the task; more threads would fight for them.
     torch.set_num_threads(
         int(os.environ.get("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", 1)))
@@ -140,7 +143,7 @@ def setup_distributed(args):
         timeout = timedelta(seconds=args.timeout)
         dist.init_process_group(args.backend, "env://", timeout, world_size, rank)
     except Exception as error:  # torch has a dozen kinds for a bad address or an absent rank
-        sys.exit(f"rank {rank} cannot join (are all {world_size} up?): {error}".split("\n")[0])
+        sys.exit(f"rank {rank} cannot join (address? all {world_size} up?): {error}".split("\n")[0])
     where = f"local rank {local_rank} | {device} | {args.backend} | {socket.gethostname()}"
     # One write a line, or the lines of several ranks would mix.
     print(f"[init] rank {rank}/{world_size} | {where}\n", end="", flush=True)
@@ -233,6 +236,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         dist.broadcast_object_list(exists := [os.path.exists(path)], src=0)
         if not exists[0]:
             path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()  # fails now, not after an epoch
             return 0
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["dataset"] != dataset:
@@ -244,7 +248,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
+        sys.exit(f"cannot use the checkpoint {path} ({reason}): name another file")
 
 
 def leave_quietly(message):
@@ -269,7 +273,8 @@ def parse_args():
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", "--use-mix-precision", action="store_true", help="mixed precision")
     add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
-    add("--backend", default="nccl" if torch.cuda.is_available() else "gloo", help="nccl or gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    add("--backend", choices=("nccl", "gloo"), default=backend, help=f"default here: {backend}")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks' images (GPU)")
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
@@ -298,7 +303,8 @@ def main():
                 data = [load_split(args.dataset, args.data_root, train) for train in (True, False)]
     train_set, test_set = (TensorDataset(*split) for split in data)
     # Each rank trains on its own shard, padded to equal length, and tests on its own, not padded.
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
+    # The sampler adds the epoch to its seed: times 1000, or seed 1 would repeat seed 0's orders.
+    sampler = DistributedSampler(train_set, world_size, rank, seed=1000 * args.seed)
     test_sampler = range(rank, len(test_set), world_size)
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     test_batches = BatchSampler(test_sampler, 1000, drop_last=False)

@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -56,9 +57,8 @@ def load_split(dataset, data_root, train):
 
     Downloads what is not under data_root; exits with one line when that fails.
     """
-    if (
-        dataset == "synthetic"
-    ):  # ten fixed random templates under noise: learnable, never downloaded
+    if dataset == "synthetic":
+        # Ten fixed random templates under noise: learnable, and nothing to download.
         generator = torch.Generator().manual_seed(0)
         templates = torch.randint(256, (10, 1, 7, 7), generator=generator)
         templates = templates.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
@@ -75,8 +75,9 @@ def load_split(dataset, data_root, train):
         split = datasets.CIFAR10(data_root, train=train, download=True)
         return torch.from_numpy(split.data).permute(0, 3, 1, 2), torch.tensor(split.targets)
     except Exception as error:  # no network, no space, a damaged file: torchvision raises many
+        reason = " ".join(str(error).split())  # in one line
         sys.exit(
-            f"cannot load {dataset} from {data_root} ({error}): check the network, delete damaged "
+            f"cannot load {dataset} from {data_root} ({reason}): check the network, delete damaged "
             "files, or train with --dataset synthetic"
         )
 
@@ -157,6 +158,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()  # fails now, not after an epoch
             return 0
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["dataset"] != dataset:
@@ -168,7 +170,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        sys.exit(f"cannot resume from {path} ({reason}): if it is damaged, name another")
+        sys.exit(f"cannot use the checkpoint {path} ({reason}): name another file")
 
 
 def parse_args():

@@ -1,0 +1,191 @@
+"""A checkpoint is whole or absent, resumes in any script, and runs nobody's code."""
+
+import os
+import pickle
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import reference
+import torch
+from launch import commands_for
+from tiny_data import write_mnist
+from torchvision.datasets import MNIST
+
+import snsc
+
+TRAIN, BATCH = 101, 8
+
+
+def parts():
+    """A model, an optimizer with momentum to save, and a scaler as fp16 on CUDA has."""
+    model = snsc.ConvNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.zeros(2, 1, 28, 28)).sum().backward()
+    optimizer.step()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(1))  # the scale is made at first use
+    return model, optimizer, scaler
+
+
+def state(script, processes, options, path, launch):
+    """Runs the script, which saves to path; returns (printed epochs, checkpoint)."""
+    commands = commands_for(script, processes, *options, "--checkpoint", path)
+    lines = [int(line["epoch"]) for line in launch(commands).succeeded().epochs()]
+    return lines, torch.load(path, weights_only=True)
+
+
+# Script, processes, and whose checkpoint it goes on from: one more epoch each.
+CHAIN = (
+    ("mnmc_ddp_tcp.py", 2, None),
+    ("mnmc_ddp_slurm.py", 2, "mnmc_ddp_tcp.py"),
+    ("snmc_dp.py", 1, "mnmc_ddp_slurm.py"),
+    ("mnmc_ddp_env.py", 2, "snmc_dp.py"),
+    ("snsc.py", 1, "mnmc_ddp_env.py"),
+    ("mnmc_ddp_mp.py", 3, "mnmc_ddp_env.py"),
+)
+
+
+def test_any_script_resumes_what_any_other_saved(launch, tmp_path):
+    """Each trains one epoch more, to the weights that one process with averaged gradients finds."""
+    write_mnist(tmp_path, train=TRAIN)
+    split = MNIST(tmp_path, train=True)
+    torch.manual_seed(0)
+    saved = {None: {"epoch": 0, "module": snsc.ConvNet(), "optimizer": None}}
+    for script, processes, before in CHAIN:
+        path, start = tmp_path / f"{script}.pt", saved[before]
+        if before:
+            shutil.copy(tmp_path / f"{before}.pt", path)
+            start["module"] = snsc.ConvNet()
+            start["module"].load_state_dict(start["model"])
+        epochs = start["epoch"] + 1
+        options = ("--data-root", tmp_path, "-b", BATCH, "-e", epochs)
+        lines, saved[script] = state(script, processes, options, path, launch)
+        assert lines == [epochs], (script, before)
+        assert saved[script]["epoch"] == epochs
+        if processes > 1:  # the plain scripts draw their order in another way
+            images, labels = split.data.unsqueeze(1), split.targets
+            expected = reference.train(start, images, labels, processes, epochs, BATCH)
+            torch.testing.assert_close(saved[script]["model"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoint_holds_model_optimizer_scaler_and_epoch(tmp_path):
+    model, optimizer, scaler = parts()
+    snsc.save_checkpoint(tmp_path / "last.pt", "mnist", model, optimizer, scaler, 3)
+    other_model, other_optimizer = parts()[:2]
+    other_scaler = torch.amp.GradScaler("cpu")
+    others = (other_model, other_optimizer, other_scaler)
+    assert snsc.load_checkpoint(tmp_path / "last.pt", "mnist", *others) == 3
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other_model.state_dict()[name])
+    for one, other in zip(optimizer.state.values(), other_optimizer.state.values(), strict=True):
+        assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
+    assert other_scaler.get_scale() == 1024.0
+    saved = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert not any(name.startswith("module.") for name in saved["model"])
+
+
+def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
+    """SIGKILL at 40 random moments, of a process that does nothing but save."""
+    path = tmp_path / "last.pt"
+    model, optimizer, scaler = parts()
+    snsc.save_checkpoint(path, "mnist", model, optimizer, scaler, 0)
+    moments, epochs = random.Random(0), [0]
+    for _ in range(40):
+        child = os.fork()
+        if child == 0:
+            for epoch in range(epochs[-1] + 1, 10**9):
+                snsc.save_checkpoint(path, "mnist", model, optimizer, scaler, epoch)
+        time.sleep(moments.uniform(0.01, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        epochs.append(snsc.load_checkpoint(path, "mnist", model, optimizer, scaler))
+    assert epochs == sorted(epochs)
+    assert epochs[-1] > 40  # it did save
+    assert {file.name for file in tmp_path.iterdir()} <= {"last.pt", "last.pt.tmp"}
+
+
+def test_save_leaves_the_old_file_when_the_disk_is_full(tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    model, optimizer, scaler = parts()
+    snsc.save_checkpoint(path, "mnist", model, optimizer, scaler, 1)
+
+    def half_written(state, where):
+        where.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", half_written)
+    with pytest.raises(SystemExit, match="cannot write the checkpoint .*no space left"):
+        snsc.save_checkpoint(path, "mnist", model, optimizer, scaler, 2)
+    assert snsc.load_checkpoint(path, "mnist", model, optimizer, scaler) == 1
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def damaged(kind, path):
+    """Makes a checkpoint of some kind that nothing can resume from; path has a good one."""
+    whole = path.read_bytes()
+    content = torch.load(path, weights_only=True)
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "last byte lost":
+        path.write_bytes(whole[:-1])
+    elif kind == "a text":
+        path.write_text("no checkpoint")
+    elif kind == "a bit flipped":
+        path.write_bytes(whole[:900] + bytes([whole[900] ^ 1]) + whole[901:])
+    elif kind == "a folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "no dictionary":
+        torch.save([1, 2], path)
+    elif kind == "of another model":
+        torch.save(content | {"model": torch.nn.Linear(2, 2).state_dict()}, path)
+    elif kind == "of another data set":
+        torch.save(content | {"dataset": "cifar10"}, path)
+    elif kind == "weights alone":
+        torch.save(content["model"], path)
+    elif kind == "code in torch's format":
+        torch.save(content | {"epoch": Payload(path.parent / "ran")}, path)
+    elif kind == "code in pickle's format":
+        path.write_bytes(pickle.dumps(Payload(path.parent / "ran"), protocol=2))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    (
+        "empty",
+        "truncated",
+        "last byte lost",
+        "a text",
+        "a bit flipped",
+        "a folder",
+        "no dictionary",
+        "of another model",
+        "of another data set",
+        "weights alone",
+        "code in torch's format",
+        "code in pickle's format",
+    ),
+)
+def test_bad_checkpoint_is_refused_in_one_line(tmp_path, kind):
+    path = tmp_path / "last.pt"
+    model, optimizer, scaler = parts()
+    snsc.save_checkpoint(path, "mnist", model, optimizer, scaler, 1)
+    damaged(kind, path)
+    with pytest.raises(SystemExit, match=r"cannot use the checkpoint .*last.pt \(.+\): ") as said:
+        snsc.load_checkpoint(path, "mnist", model, optimizer, scaler)
+    assert "\n" not in str(said.value)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,121 @@
+"""DDP computes what one process would, on every image once.
+
+The four DDP scripts share the code that is tested here, to the letter (test_progression.py), and
+print the same numbers (test_train.py); so one of them is watched, with what every rank saw.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import reference
+import torch
+from launch import REPO, Launch, free_port
+from tiny_data import write_mnist
+from torchvision.datasets import MNIST
+
+import snsc
+
+TRAIN, EPOCHS, BATCH = 101, 2, 8  # images that neither 2 nor 3 divides
+
+
+@dataclass
+class Watched:
+    """One run: its printed epochs, and for each epoch what every rank saw."""
+
+    world_size: int
+    seed: int
+    test_images: int
+    lines: list
+    epochs: list
+
+
+def watch(world_size, seed, test_images, folder):
+    write_mnist(folder / "data", train=TRAIN, test=test_images)
+    script = "snsc.py" if world_size == 1 else "mnmc_ddp_env.py"
+    probe = [REPO / "tests" / "probe.py", folder, script, "--data-root", folder / "data"]
+    options = ["-e", EPOCHS, "-b", BATCH, "--seed", seed]
+    launcher = ["torchrun", "--master-port", free_port(), "--nproc-per-node", world_size]
+    command = [*(["python"] if world_size == 1 else launcher), *probe, *options]
+    with Launch([command], folder / "output") as run:
+        lines = run.succeeded().epochs()
+    epochs = [
+        [torch.load(folder / f"{rank}-{epoch}.pt") for rank in range(world_size)]
+        for epoch in range(1, EPOCHS + 1)
+    ]
+    return Watched(world_size, seed, test_images, lines, epochs)
+
+
+# World size, seed, test images: a test set that the ranks divide unequally, one with too few.
+RUNS = ((1, 0, 31), (2, 0, 31), (3, 0, 31), (3, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    return {run: watch(*run, tmp_path_factory.mktemp("watched")) for run in RUNS}
+
+
+def mnist(folder, train, test_images=1):
+    """The images uint8 (N, 1, 28, 28) and labels int64 (N,) of the training or the test split."""
+    write_mnist(folder, train=TRAIN, test=test_images)
+    split = MNIST(folder, train=train)
+    return split.data.unsqueeze(1), split.targets
+
+
+@pytest.mark.parametrize("run", RUNS[1:])
+def test_weights_equal_one_process_that_averages_the_gradients(watched, tmp_path, run):
+    world_size, seed, _ = run
+    images, labels = mnist(tmp_path, train=True)
+    torch.manual_seed(seed)
+    start = {"module": snsc.ConvNet(), "optimizer": None, "epoch": 0}
+    expected = reference.train(start, images, labels, world_size, EPOCHS, BATCH, seed)
+    torch.testing.assert_close(watched[run].epochs[0][0]["state"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", RUNS[1:])
+def test_all_ranks_hold_the_same_bits(watched, run):
+    """Parameters and BatchNorm's statistics, after every epoch."""
+    for first, *others in watched[run].epochs:
+        for other in others:
+            assert other["state"].keys() == first["state"].keys()
+            for name, tensor in first["state"].items():
+                assert torch.equal(tensor, other["state"][name]), name
+
+
+def global_order(ranks):
+    """The order that was dealt out to the ranks, put together again."""
+    dealt = zip(*(rank["train"] for rank in ranks), strict=True)
+    return [number for numbers in dealt for number in numbers]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_image_is_trained_on_once(watched, run):
+    """All of them, and at most world size - 1 twice, for shards of equal length."""
+    for ranks in watched[run].epochs:
+        numbers = global_order(ranks)
+        assert set(numbers) == set(range(TRAIN))
+        assert len(numbers) - TRAIN == -TRAIN % run[0]
+
+
+def test_order_depends_on_seed_and_epoch_alone(watched):
+    orders = {
+        run: [global_order(ranks)[:TRAIN] for ranks in watched[run].epochs] for run in RUNS[1:]
+    }
+    two, three, other_seed = orders.values()
+    assert two == three
+    assert len({tuple(order) for order in (*two, *other_seed, list(range(TRAIN)))}) == 5
+    first, second = (global_order(ranks) for ranks in watched[RUNS[0]].epochs)
+    assert first != second
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_evaluation_counts_every_test_image_once(watched, tmp_path, run):
+    """And finds as many correct as a plain loop over all of them with the same weights."""
+    count = run[2]
+    images, labels = mnist(tmp_path, train=False, test_images=count)
+    model = snsc.ConvNet().eval()
+    for ranks, line in zip(watched[run].epochs, watched[run].lines, strict=True):
+        assert sorted(sum((rank["test"] for rank in ranks), [])) == list(range(count))
+        model.load_state_dict(ranks[0]["state"])
+        with torch.inference_mode():
+            correct = (model(images.float() / 127.5 - 1).argmax(1) == labels).sum().item()
+        assert (line["correct"], line["count"]) == (correct, count)
