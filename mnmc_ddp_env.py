@@ -1,9 +1,8 @@
 """Multiple nodes, multiple cards: DistributedDataParallel, started by torchrun.
 
 What changes from mnmc_ddp_tcp.py: torchrun starts the processes of a node, puts rank, local rank,
-world size and address into their environment, and ends the others when one dies; --max-restarts
-starts all again, from the checkpoint if there is one. The script reads the environment, and the
-four options that said the same are gone.
+world size and address into their environment, and ends the others when one dies. The script
+reads the environment, and the four options that said the same are gone.
 
 One machine, two processes (without a GPU they train on the CPU):
 
@@ -13,6 +12,12 @@ Two machines, as many processes as each has GPUs; 192.0.2.1 stands for the first
 
     torchrun --nnodes 2 --node-rank 0 --master-addr 192.0.2.1 --nproc-per-node gpu mnmc_ddp_env.py
     torchrun --nnodes 2 --node-rank 1 --master-addr 192.0.2.1 --nproc-per-node gpu mnmc_ddp_env.py
+
+torchrun can start all ranks again when one dies; the variable keeps the new ones from looking for
+the dead ones (README, "Elastic"):
+
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts 3 \
+        --nproc-per-node gpu mnmc_ddp_env.py --checkpoint checkpoints/last.pt
 """
 
 import argparse

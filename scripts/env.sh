@@ -9,7 +9,6 @@
 #   OMP_NUM_THREADS  threads of each process (default: the cores divided by NPROC, at least 1)
 #   MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_  keep freed memory for the next step: about 1.4
 #                    times the images/s on a CPU
-#   TORCH_CPP_LOG_LEVEL  errors only, else a wrong address prints a page of C++ frames
 
 REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -50,4 +49,3 @@ threads="$(($(getconf _NPROCESSORS_ONLN) / NPROC))"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1000000000}"
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1000000000}"
-export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"

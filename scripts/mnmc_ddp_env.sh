@@ -9,16 +9,19 @@
 # Settings: those of env.sh, and
 #   NNODES       number of nodes (default: 1)
 #   NODE_RANK    which of them this is, from 0 (default: 0)
-#   MASTER_ADDR  address of node 0 (default for one node: 127.0.0.1)
-#   MASTER_PORT  a port that is free there (default: 29500; for one node any free one)
+#   MASTER_ADDR  address of node 0, for several nodes
+#   MASTER_PORT  a port that is free there (default: 29500)
+#   MAX_RESTARTS  on one node: how often torchrun starts all ranks again when one fails
+#                 (default: 0); with --checkpoint they go on from the last epoch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-NNODES="${NNODES:-1}"
-if [ "$NNODES" = 1 ]; then
-    MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"
-    MASTER_PORT="${MASTER_PORT:-$(free_port)}"
+if [ "${NNODES:-1}" = 1 ]; then
+    # Else restarted ranks find the dead ones' addresses, and fail or hang (torch 2.15).
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    where=(--standalone --max-restarts "${MAX_RESTARTS:-0}")
+else
+    : "${MASTER_ADDR:?for several nodes set it to the address of node 0}"
+    where=(--nnodes "$NNODES" --node-rank "${NODE_RANK:-0}")
+    where+=(--master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}")
 fi
-: "${MASTER_ADDR:?for several nodes set it to the address of node 0}"
-exec torchrun --nnodes "$NNODES" --node-rank "${NODE_RANK:-0}" --nproc-per-node "$NPROC" \
-    --master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}" \
-    "$REPO/mnmc_ddp_env.py" "$@"
+exec torchrun "${where[@]}" --nproc-per-node "$NPROC" "$REPO/mnmc_ddp_env.py" "$@"

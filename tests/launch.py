@@ -90,6 +90,22 @@ class Launch:
                 continue
         return found
 
+    def pid_of(self, rank):
+        """Process id of a rank, by its environment, its options, or the order of spawning."""
+        spawned, commands = [], {}
+        for pid in sorted(self.pids()):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if f"RANK={rank}".encode() in environ or f"--rank {rank} " in commands[pid]:
+                    return pid
+                if "spawn_main" in commands[pid]:
+                    spawned.append(pid)
+        if spawned:
+            return spawned[rank]
+        assert rank == 0 and len(commands) == 1, f"no rank {rank} in {commands}\n{self.story()}"
+        return next(iter(commands))
+
     @property
     def out(self):
         return "".join(paths[0].read_text() for paths in self.outputs)

@@ -1,0 +1,146 @@
+"""A rank that dies, stalls or never comes ends the others; the same command then goes on."""
+
+import os
+import re
+import signal
+import socket
+
+import pytest
+import torch
+from launch import DDP, PLAIN, REPO, SCRIPTS, free_port
+
+EPOCHS = 3
+OPTIONS = ("--dataset", "synthetic", "-e", EPOCHS, "-b", "250")
+LONG = ("--dataset", "synthetic", "-e", "1000", "-b", "250")
+UNDISTURBED = {}  # by number of processes: printed metrics and final weights
+
+
+def undisturbed(launch, tmp_path, processes):
+    """The metrics and the checkpoint of a run that nothing happened to."""
+    if processes not in UNDISTURBED:
+        script = "snsc.py" if processes == 1 else "mnmc_ddp_env.py"
+        path = tmp_path / "whole.pt"
+        run = launch(script, processes, *OPTIONS, "--checkpoint", path).succeeded()
+        UNDISTURBED[processes] = run.metrics(), torch.load(path, weights_only=True)
+    return UNDISTURBED[processes]
+
+
+def tensors(state):
+    """The tensors of a model's or an optimizer's state dict, by name or by number."""
+    return state.get("state", state)
+
+
+def gone(run, seconds):
+    """Waits until nothing of the launch is left, and checks that no command succeeded."""
+    run.wait_for(lambda: not run.pids(), seconds, "all processes to be gone")
+    run.wait(seconds)
+    assert 0 not in run.codes, run.story()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, script):
+    """SIGKILL in the second epoch, then in the third, of the last rank and of rank 0.
+
+    Nothing is left running, and the same command goes on from the last whole epoch; metrics and
+    weights are those of an undisturbed run to the bit.
+    """
+    processes = 1 if script in PLAIN else 2
+    metrics, weights = undisturbed(launch, tmp_path, processes)
+    path = tmp_path / "folder" / "last.pt"
+    seen = []
+    for victim in (processes - 1, 0):
+        run = launch(script, processes, *OPTIONS, "--checkpoint", path)
+        run.wait_for(run.epochs, 60, "an epoch")
+        os.kill(run.pid_of(victim), signal.SIGKILL)
+        gone(run, 30)
+        seen += run.metrics()
+    run = launch(script, processes, *OPTIONS, "--checkpoint", path).succeeded()
+    assert [len(seen), len(run.metrics())] == [2, 1], run.story()
+    assert seen + run.metrics() == metrics
+    resumed = torch.load(path, weights_only=True)
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(tensors(resumed[part]), tensors(weights[part]), rtol=0, atol=0)
+
+
+def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path):
+    """It carries the run to the end, with the metrics of an undisturbed one."""
+    metrics, _ = undisturbed(launch, tmp_path, 2)
+    command = ["bash", "scripts/mnmc_ddp_env.sh", *OPTIONS, "--checkpoint", tmp_path / "last.pt"]
+    run = launch([command], env={"NPROC": "2", "MAX_RESTARTS": "1"})
+    run.wait_for(run.epochs, 60, "an epoch")
+    os.kill(run.pid_of(1), signal.SIGKILL)
+    run.succeeded()
+    assert len(run.inits()) == 4, run.story()  # both ranks started twice
+    assert run.metrics() == metrics
+
+
+LAUNCHERS = {
+    "tcp.sh": ["bash", REPO / "scripts" / "mnmc_ddp_tcp.sh", *LONG],
+    "torchrun": ["torchrun", "--standalone", "--nproc-per-node", 2, "mnmc_ddp_env.py", *LONG],
+    "mp": ["python", "mnmc_ddp_mp.py", "--nproc-per-node", 2, *LONG],
+}
+
+
+@pytest.mark.parametrize("sent", (signal.SIGINT, signal.SIGTERM))
+def test_signal_to_the_launcher_ends_all_ranks(launch, sent):
+    """Ctrl-C goes to all processes of a terminal's foreground, SIGTERM to the launcher alone."""
+    runs = {}
+    for name, command in LAUNCHERS.items():
+        address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"] if name == "mp" else []
+        runs[name] = launch([[*command, *address]], env={"NPROC": "2"})
+    for name, run in runs.items():
+        run.wait_for(lambda run=run: len(run.inits()) == 2, 60, "both ranks")
+        (launcher,) = run.processes
+        if sent == signal.SIGINT:
+            os.killpg(launcher.pid, sent)
+        else:
+            launcher.send_signal(sent)
+        gone(run, 30)
+        assert "training finished" not in run.out, (name, run.story())
+
+
+@pytest.mark.slow
+def test_stalled_rank_ends_the_others(launch):
+    """SIGSTOP rank 1: rank 0 gives up after --timeout, and says in which collective it waited."""
+    runs = {script: launch(script, 2, *LONG, "--timeout", 10) for script in DDP}
+    for run in runs.values():
+        run.wait_for(run.epochs, 90, "an epoch")
+        os.kill(run.pid_of(1), signal.SIGSTOP)
+    for script, run in runs.items():
+        # mp.spawn shows what rank 0 said when all have ended: half a minute after a SIGTERM, which
+        # a stopped process cannot take, it sends SIGKILL. So does torchrun.
+        seconds = 10 + 40 if script == "mnmc_ddp_mp.py" else 10 + 10
+        run.wait_for(
+            lambda run=run: "Timed out waiting 10000ms for" in run.err, seconds, "rank 0 to give up"
+        )
+        assert re.search(r"File .*mnmc_ddp_.* in (train_one_epoch|evaluate)", run.err), run.story()
+        if script == "mnmc_ddp_tcp.py":  # no launcher that would end the stopped rank
+            os.kill(run.pid_of(1), signal.SIGKILL)
+        gone(run, 60)
+
+
+def test_rank_that_never_comes_is_answered_in_one_line(launch):
+    """So are an address that is taken and one that nobody listens on, soon after --timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        tcp = ["python", "mnmc_ddp_tcp.py", "--world-size", 2, "--init-method"]
+        mp = ["python", "mnmc_ddp_mp.py", "--nodes", 2, "--nproc-per-node", 1, "--init-method"]
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        commands = [
+            [*tcp, f"tcp://127.0.0.1:{free_port()}"],
+            [*tcp, f"tcp://127.0.0.1:{free_port()}", "--rank", 1],
+            [*tcp, f"tcp://127.0.0.1:{taken}"],
+            [*tcp, "tcp://no.such.host.invalid:1", "--rank", 1],
+            [*mp, f"tcp://127.0.0.1:{free_port()}"],
+            ["python", "mnmc_ddp_env.py"],
+            ["python", "mnmc_ddp_slurm.py"],
+        ]
+        common = ["--dataset", "synthetic", "--timeout", 3]
+        runs = [
+            launch([[*command, *common]], env=alone | {"MASTER_PORT": str(free_port())})
+            for command in commands
+        ]
+        for run in runs:
+            gone(run, 60)
+            assert run.out == "", run.story()
+            assert re.fullmatch(r"rank [01] cannot join \(.*\): .+\n", run.err), run.story()
