@@ -121,7 +121,7 @@ def setup_distributed(local_rank, args):
         timeout = timedelta(seconds=args.timeout)
         dist.init_process_group(args.backend, args.init_method, timeout, world_size, rank)
     except Exception as error:  # torch has a dozen kinds for a bad address or an absent rank
-        sys.exit(f"rank {rank} cannot join (address? all {world_size} up?): {error}".split("\n")[0])
+        sys.exit(f"rank {rank} cannot join (address? old file? all up?): {error}".split("\n")[0])
     where = f"local rank {local_rank} | {device} | {args.backend} | {socket.gethostname()}"
     # One write a line, or the lines of several ranks would mix.
     print(f"[init] rank {rank}/{world_size} | {where}\n", end="", flush=True)

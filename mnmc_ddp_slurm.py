@@ -5,16 +5,19 @@ come from SLURM_*, the address from the step's first node and the port from the 
 MASTER_ADDR and MASTER_PORT are set. Where torchrun started the process, alone or inside srun,
 its variables win.
 
-Two nodes, four GPUs each, one task per GPU; the same with one torchrun per node, in a batch job,
-for its first node must be known; and without Slurm:
+Two nodes, four GPUs each, one task per GPU; and without Slurm:
 
     srun --nodes 2 --ntasks-per-node 4 --gpus-per-node 4 python mnmc_ddp_slurm.py
-    srun --nodes 2 --ntasks 2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 \
-        --rdzv-backend c10d --rdzv-endpoint "$(scontrol show hostnames | head -n 1):29500" \
-        mnmc_ddp_slurm.py
     torchrun --nproc-per-node 2 mnmc_ddp_slurm.py --dataset synthetic
 
-As a batch job that resumes when it is requeued: sbatch scripts/mnmc_ddp_slurm.sbatch
+A real Slurm with two virtual nodes on this machine, to try it with:
+
+    eval "$(bash scripts/local_slurm.sh start)"
+    srun --nodes 2 --ntasks-per-node 2 python mnmc_ddp_slurm.py --dataset synthetic --epochs 1
+
+As a batch job that goes on when it is requeued, with python or with one torchrun per node:
+
+    sbatch scripts/mnmc_ddp_slurm.sbatch --dataset cifar10
 """
 
 import argparse
@@ -143,7 +146,7 @@ def setup_distributed(args):
         timeout = timedelta(seconds=args.timeout)
         dist.init_process_group(args.backend, "env://", timeout, world_size, rank)
     except Exception as error:  # torch has a dozen kinds for a bad address or an absent rank
-        sys.exit(f"rank {rank} cannot join (address? all {world_size} up?): {error}".split("\n")[0])
+        sys.exit(f"rank {rank} cannot join (address? old file? all up?): {error}".split("\n")[0])
     where = f"local rank {local_rank} | {device} | {args.backend} | {socket.gethostname()}"
     # One write a line, or the lines of several ranks would mix.
     print(f"[init] rank {rank}/{world_size} | {where}\n", end="", flush=True)

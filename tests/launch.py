@@ -1,8 +1,10 @@
 """Starts commands as a user would, reads what they print, and leaves nothing running."""
 
+import ast
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,6 +38,19 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def marked_pids(mark):
+    """Process ids of all that runs with this NAME=value in its environment."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            alive = environ.with_name("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            if alive and mark.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+        except OSError:  # it ended meanwhile, or belongs to somebody else
+            continue
+    return found
 
 
 class Launch:
@@ -80,15 +95,7 @@ class Launch:
 
     def pids(self):
         """Process ids of all that this launch started and that still runs."""
-        found = []
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                alive = environ.with_name("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                if alive and self.mark.encode() in environ.read_bytes().split(b"\0"):
-                    found.append(int(environ.parent.name))
-            except OSError:  # it ended meanwhile, or belongs to somebody else
-                continue
-        return found
+        return marked_pids(self.mark)
 
     def pid_of(self, rank):
         """Process id of a rank, by its environment, its options, or the order of spawning."""
@@ -190,3 +197,10 @@ def commands_for(script, processes, *options):
         address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
         return [["python", path, "--nproc-per-node", processes, *address, *options]]
     return [["torchrun", "--standalone", "--nproc-per-node", processes, path, *options]]
+
+
+def docstring_commands(script):
+    """The indented commands of a script's docstring, each as a list of words."""
+    text = ast.get_docstring(ast.parse((REPO / script).read_text())).replace("\\\n", " ")
+    lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]

@@ -37,7 +37,13 @@ def gone(run, seconds):
     assert 0 not in run.codes, run.story()
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+SAME_AGAIN = ("snmc_dp.py", "mnmc_ddp_slurm.py")  # launched as another, with that one's code
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(s, marks=pytest.mark.slow) if s in SAME_AGAIN else s for s in SCRIPTS],
+)
 def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, script):
     """SIGKILL in the second epoch, then in the third, of the last rank and of rank 0.
 
@@ -56,6 +62,7 @@ def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
         seen += run.metrics()
     run = launch(script, processes, *OPTIONS, "--checkpoint", path).succeeded()
     assert [len(seen), len(run.metrics())] == [2, 1], run.story()
+    assert run.own_err() == "", run.story()
     assert seen + run.metrics() == metrics
     resumed = torch.load(path, weights_only=True)
     for part in ("model", "optimizer"):
@@ -144,3 +151,21 @@ def test_rank_that_never_comes_is_answered_in_one_line(launch):
             gone(run, 60)
             assert run.out == "", run.story()
             assert re.fullmatch(r"rank [01] cannot join \(.*\): .+\n", run.err), run.story()
+
+
+def test_file_left_over_from_a_killed_run_never_hangs(launch, tmp_path):
+    """Its addresses lead to the dead: one line says so, and without the file the run works."""
+    meet = ["--init-method", f"file://{tmp_path}/meet", "--world-size", 2]
+    ranks = [["python", "mnmc_ddp_tcp.py", *meet, *LONG, "--rank", rank] for rank in range(2)]
+    run = launch(ranks)
+    run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
+    for pid in run.pids():
+        os.kill(pid, signal.SIGKILL)
+    assert (tmp_path / "meet").exists()
+    late = launch([[*ranks[0], "--timeout", 2]]).wait(60)
+    assert late.codes == [1]
+    assert re.search(r"^rank 0 cannot join \(.*old file\?.*\): ", late.err, re.MULTILINE)
+    assert "Traceback" not in late.err
+    (tmp_path / "meet").unlink()
+    once = [[*rank, "-e", 1] for rank in ranks]
+    assert launch(once).succeeded().epochs()[0]["count"] == 2000

@@ -3,6 +3,7 @@
 import os
 import re
 
+import pytest
 from launch import REPO, free_port
 
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
@@ -53,6 +54,7 @@ def find(run, words):
     return pid
 
 
+@pytest.mark.slow
 def test_run_all_ends_with_six_rows(launch):
     """The main job, which runs five of the launchers; without Slurm the last row says so."""
     run = launch([["bash", REPO / "scripts/run_all.sh"]], env={"SLURM_CONF": "/dev/null"})
@@ -73,22 +75,6 @@ def test_run_all_ends_with_six_rows(launch):
         ("mnmc_ddp_slurm.py", "torchrun (no Slurm here)", "2"),
     ]
     assert all(float(r[3]) > 95 and int(r[4]) > 0 for r in table)
-
-
-def test_sbatch_file_outside_slurm(launch, tmp_path):
-    """What the batch file runs, with a stand-in for srun that starts two tasks through torchrun."""
-    (tmp_path / "srun").write_text(
-        "#!/usr/bin/env bash\n"
-        'while [ "$1" != python ]; do shift; done\n'
-        'shift; exec torchrun --standalone --nproc-per-node 2 "$@"\n'
-    )
-    (tmp_path / "srun").chmod(0o755)
-    job = {"SLURM_SUBMIT_DIR": str(REPO), "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_ID": "77"}
-    job |= {"CHECKPOINT": str(tmp_path / "last.pt"), "BIN": str(tmp_path)}
-    line = 'PATH="$BIN:$PATH" bash scripts/mnmc_ddp_slurm.sbatch --dataset synthetic --epochs 1'
-    run = launch([["bash", "-c", line]], env=job).succeeded()
-    assert [row[:2] for row in run.inits()] == [(0, 2), (1, 2)]
-    assert (tmp_path / "last.pt").exists()
 
 
 def test_run_all_fails_with_the_output_of_what_failed(launch):

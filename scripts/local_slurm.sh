@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# A real Slurm on this machine, to learn srun and sbatch with: some virtual nodes, as root or not.
+#
+#   eval "$(bash scripts/local_slurm.sh start)"    # prints and sets SLURM_CONF
+#   srun --nodes 2 --ntasks-per-node 2 python mnmc_ddp_slurm.py --dataset synthetic
+#   bash scripts/local_slurm.sh status             # its nodes and its jobs
+#   bash scripts/local_slurm.sh stop               # ends its jobs, and leaves no process and no file
+#
+# Needs Debian's packages slurm-wlm and munge. Settings:
+#   NODES  number of virtual nodes (default: 2)
+#   CPUS   of each node; more than the machine has is fine (default: 4)
+#   SLURM_FOLDER  configuration, state and logs; another folder is another cluster, beside the first
+#                 (default: local_slurm_<user> under /tmp)
+set -euo pipefail
+PATH="$PATH:/usr/sbin:/sbin"
+NODES="${NODES:-2}"
+CPUS="${CPUS:-4}"
+user="$(id -un)"
+folder="${SLURM_FOLDER:-/tmp/local_slurm_$user}"
+export SLURM_CONF="$folder/slurm.conf"
+
+require() {
+    local missing=()
+    command -v slurmctld slurmd srun scontrol >/dev/null || missing+=(slurm-wlm)
+    command -v munged >/dev/null || missing+=(munge)
+    if [ "${#missing[@]}" -gt 0 ]; then
+        echo "missing packages: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2
+        exit 1
+    fi
+}
+
+# free_ports N: ports that were free a moment ago, all different.
+free_ports() {
+    python3 -c 'import socket, sys
+sockets = [socket.create_server(("", 0)) for _ in range(int(sys.argv[1]))]
+print(*(s.getsockname()[1] for s in sockets))' "$1"
+}
+
+# eventually SECONDS COMMAND...: whether the command succeeds within that time.
+eventually() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$deadline" ] || return 1
+        sleep 0.2
+    done
+}
+
+write_configuration() {
+    local host ports number
+    host="$(uname -n)"
+    read -r -a ports <<<"$(free_ports "$((NODES + 1))")"
+    cat >"$SLURM_CONF" <<END
+ClusterName=local
+SlurmctldHost=${host%%.*}(127.0.0.1)
+SlurmctldPort=${ports[0]}
+SlurmUser=$user
+SlurmdUser=$user
+AuthInfo=socket=$folder/munge.socket
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool-%n
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd-%n.pid
+SlurmctldLogFile=$folder/slurmctld.log
+SlurmdLogFile=$folder/slurmd-%n.log
+# Without control groups, which containers seldom grant.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+# Nodes may have more CPUs than the machine.
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=5
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+END
+    for ((number = 0; number < NODES; number++)); do
+        echo "NodeName=n$number NodeHostname=${host%%.*} NodeAddr=127.0.0.$((number + 1))" \
+            "Port=${ports[$((number + 1))]} CPUs=$CPUS" >>"$SLURM_CONF"
+    done
+}
+
+all_idle() {
+    [ "$(sinfo --noheader --Node --states idle --format %N 2>/dev/null | wc -l)" = "$NODES" ]
+}
+
+no_jobs() {
+    [ -z "$(squeue --noheader 2>/dev/null)" ]
+}
+
+start() {
+    require
+    if [ -e "$folder" ]; then
+        echo "$folder exists: stop that cluster first, or choose another SLURM_FOLDER" >&2
+        exit 1
+    fi
+    mkdir -p "$folder/state"
+    chmod 755 "$folder"  # munged insists
+    trap 'stop; echo "could not start Slurm: what its logs say is above" >&2' EXIT
+    (umask 077 && head -c 1024 /dev/urandom >"$folder/munge.key")
+    munged --force --key-file "$folder/munge.key" --socket "$folder/munge.socket" \
+        --pid-file "$folder/munged.pid" --log-file "$folder/munged.log" \
+        --seed-file "$folder/munged.seed" 2>"$folder/munged.err"
+    write_configuration
+    slurmctld
+    for ((number = 0; number < NODES; number++)); do
+        mkdir "$folder/spool-n$number"
+        slurmd -N "n$number"
+    done
+    if ! eventually 60 all_idle; then
+        tail -n 20 "$folder"/*.log >&2
+        exit 1
+    fi
+    trap - EXIT
+    echo "export SLURM_CONF=$SLURM_CONF"
+}
+
+stop() {
+    local files pids=()
+    if [ ! -e "$folder" ]; then
+        echo "no cluster in $folder" >&2
+        return
+    fi
+    if [ -e "$folder/slurmctld.pid" ]; then
+        scancel --user "$user" || true
+        eventually 30 no_jobs || echo "some jobs did not end within 30 s" >&2
+    fi
+    shopt -s nullglob
+    files=("$folder"/*.pid)
+    [ "${#files[@]}" = 0 ] || mapfile -t pids < <(cat "${files[@]}")
+    for pid in "${pids[@]}"; do
+        kill "$pid" 2>/dev/null || true
+    done
+    for pid in "${pids[@]}"; do
+        eventually 10 not_running "$pid" || kill -KILL "$pid" 2>/dev/null || true
+    done
+    rm -rf "$folder"
+}
+
+not_running() {
+    ! kill -0 "$1" 2>/dev/null
+}
+
+status() {
+    if [ ! -e "$folder" ]; then
+        echo "no cluster in $folder"
+        exit 1
+    fi
+    echo "export SLURM_CONF=$SLURM_CONF"
+    sinfo --Node --long
+    squeue
+}
+
+case "${1:-}" in
+    start | stop | status) "$1" ;;
+    *)
+        echo "usage: bash scripts/local_slurm.sh start|stop|status" >&2
+        exit 2
+        ;;
+esac

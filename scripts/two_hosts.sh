@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Runs a DDP script across two hosts: two network namespaces of this machine, joined by a virtual
+# cable, 10.77.0.1 and 10.77.0.2. Takes them down at the end. Further arguments go to the script.
+#
+#   bash scripts/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
+#   NPROC=1 bash scripts/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
+#
+# Needs root and Debian's package iproute2. Settings: those of env.sh, and
+#   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
+#          "ip -n <name>0 link set eth0 down" cuts the cable
+#   GLOO_SOCKET_IFNAME  the interface that gloo talks over (default: eth0, which both hosts have)
+set -euo pipefail
+if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
+    echo "two_hosts.sh needs root and the package iproute2: apt-get install iproute2, sudo" >&2
+    exit 1
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+HOSTS="${HOSTS:-ddp$$}"
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
+script="${1:-}"
+shift || true
+address=10.77.0.1
+port=29500  # free for sure: the hosts are new
+commands=()
+
+# shellcheck disable=SC2317  # the trap calls it
+take_down() {
+    for host in "${HOSTS}0" "${HOSTS}1"; do
+        for pid in $(ip netns pids "$host" 2>/dev/null); do
+            kill -KILL "$pid" 2>/dev/null || true
+        done
+        ip netns delete "$host" 2>/dev/null || true
+    done
+}
+
+set_up() {
+    ip netns add "${HOSTS}0"
+    ip netns add "${HOSTS}1"
+    ip -n "${HOSTS}0" link add eth0 type veth peer name eth0 netns "${HOSTS}1"
+    for host in 0 1; do
+        ip -n "$HOSTS$host" address add "10.77.0.$((host + 1))/24" dev eth0
+        ip -n "$HOSTS$host" link set eth0 up
+        ip -n "$HOSTS$host" link set lo up
+    done
+}
+
+# on_host N COMMAND...: starts the command there.
+on_host() {
+    ip netns exec "$HOSTS$1" "${@:2}" &
+    commands+=("$!")
+}
+
+# start_ranks OPTIONS...: starts the script on both hosts in the way that is its lesson.
+start_ranks() {
+    for host in 0 1; do
+        case "$script" in
+            mnmc_ddp_tcp.py)
+                for ((local_rank = 0; local_rank < NPROC; local_rank++)); do
+                    on_host "$host" python "$REPO/$script" --init-method "tcp://$address:$port" \
+                        --world-size "$((2 * NPROC))" --rank "$((host * NPROC + local_rank))" \
+                        --gpu "$local_rank" "$@"
+                done
+                ;;
+            mnmc_ddp_env.py | mnmc_ddp_slurm.py)
+                on_host "$host" torchrun --nnodes 2 --node-rank "$host" --master-addr "$address" \
+                    --master-port "$port" --nproc-per-node "$NPROC" "$REPO/$script" "$@"
+                ;;
+            mnmc_ddp_mp.py)
+                on_host "$host" python "$REPO/$script" --nodes 2 --node-rank "$host" \
+                    --nproc-per-node "$NPROC" --init-method "tcp://$address:$port" "$@"
+                ;;
+            *)
+                echo "usage: bash scripts/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or env, mp, slurm" >&2
+                exit 2
+                ;;
+        esac
+    done
+}
+
+trap take_down EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+set_up
+start_ranks "$@"
+failed=0
+for pid in "${commands[@]}"; do
+    wait "$pid" || failed=1  # for all: each host ends by itself when the other is gone
+done
+exit "$failed"

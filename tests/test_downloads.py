@@ -1,0 +1,81 @@
+"""Several processes and an empty data folder: one download, and no half of a file is data."""
+
+import gzip
+import hashlib
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tiny_data import write_mnist
+
+OPTIONS = ("-e", 1, "-b", 8)
+
+
+class Mirror(ThreadingHTTPServer):
+    """Serves a small MNIST; counts what it is asked for; breaks off in mid-file on request."""
+
+    daemon_threads = True
+
+    def __init__(self, folder):
+        super().__init__(("127.0.0.1", 0), Handler)
+        write_mnist(folder, train=65, test=11)
+        raw = (folder / "MNIST" / "raw").iterdir()
+        self.files = {f"{path.name}.gz": gzip.compress(path.read_bytes()) for path in raw}
+        self.asked, self.breaks_off = Counter(), False
+
+    def settings(self, folder):
+        """The environment in which torchvision takes this for MNIST's mirror."""
+        folder.mkdir()
+        resources = [(name, hashlib.md5(data).hexdigest()) for name, data in self.files.items()]
+        (folder / "sitecustomize.py").write_text(
+            "from torchvision.datasets import MNIST\n"
+            f"MNIST.mirrors = ['http://127.0.0.1:{self.server_port}/']\n"
+            f"MNIST.resources = {resources!r}\n"
+        )
+        return {"PYTHONPATH": str(folder), "no_proxy": "127.0.0.1"}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        name = self.path.strip("/")
+        content = self.server.files[name]
+        if self.headers.get("Method") != "HEAD":  # torchvision's look for redirects
+            self.server.asked[name] += 1
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2 if self.server.breaks_off else None])
+
+    def log_message(self, *_):
+        """Says nothing: the tests look at what was asked."""
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    with Mirror(tmp_path / "origin") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_one_process_downloads_and_all_train(launch, tmp_path, mirror):
+    """Three ranks with one empty folder ask for each of the four files once."""
+    options = ("--data-root", tmp_path / "data", *OPTIONS)
+    run = launch("mnmc_ddp_mp.py", 3, *options, env=mirror.settings(tmp_path / "site"))
+    assert run.succeeded().epochs()[0]["count"] == 11, run.story()
+    assert dict(mirror.asked) == dict.fromkeys(mirror.files, 1)
+
+
+def test_download_cut_off_half_way_is_not_taken_for_data(launch, tmp_path, mirror):
+    """It ends all ranks with one line; the next start fetches the file again and trains."""
+    env = mirror.settings(tmp_path / "site")
+    options = ("--data-root", tmp_path / "data", *OPTIONS)
+    mirror.breaks_off = True
+    run = launch("mnmc_ddp_tcp.py", 2, *options, env=env).wait()
+    assert 0 not in run.codes, run.story()
+    assert run.err.count("cannot load mnist from") == 1, run.story()
+    assert "Traceback" not in run.err, run.story()
+    mirror.breaks_off = False
+    run = launch("mnmc_ddp_tcp.py", 2, *options, env=env).succeeded()
+    assert run.epochs()[0]["count"] == 11, run.story()

@@ -1,0 +1,310 @@
+"""On a real Slurm of two virtual nodes: srun, sbatch, scancel, requeue, time limit."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launch import REPO, Launch, marked_pids
+
+import mnmc_ddp_slurm
+
+OPTIONS = ("--dataset", "synthetic", "-e", "3", "-b", "125")
+MISSING = [name for name in ("slurmctld", "munged", "srun") if not shutil.which(name)]
+
+
+class Cluster:
+    """scripts/local_slurm.sh in a folder of its own."""
+
+    def __init__(self, **settings):
+        if MISSING:
+            pytest.skip(f"no {MISSING[0]}: apt-get install slurm-wlm munge")
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm")) / "cluster"  # short: it has a socket
+        self.mark = f"DDP_TEST_CLUSTER={self.folder}"
+        self.settings = os.environ | {"SLURM_FOLDER": str(self.folder)} | settings
+        self.settings |= {"DDP_TEST_CLUSTER": str(self.folder)}
+        self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
+        assert self.run("start") == f"export SLURM_CONF={self.folder}/slurm.conf\n"
+
+    def run(self, what):
+        command = ["bash", REPO / "scripts" / "local_slurm.sh", what]
+        return subprocess.check_output(command, env=self.settings, text=True, timeout=90)
+
+    def ask(self, *command):
+        """The output of a Slurm command, without the line's end."""
+        return subprocess.check_output(
+            command, env=os.environ | self.env, text=True, timeout=60
+        ).strip()
+
+    def stop(self):
+        self.run("stop")
+        self.folder.parent.rmdir()  # fails when anything is left in it
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    one = Cluster(NODES="2", CPUS="4")
+    yield one
+    one.stop()
+
+
+class Job(Launch):
+    """sbatch of scripts/mnmc_ddp_slurm.sbatch, from a folder that stands for the repository."""
+
+    def __init__(self, cluster, folder, *options, before=(), change=lambda text: text):
+        (folder / "scripts").mkdir(parents=True)
+        for name in ("scripts/env.sh", "mnmc_ddp_slurm.py"):
+            (folder / name).symlink_to(REPO / name)
+        batch = folder / "scripts" / "mnmc_ddp_slurm.sbatch"
+        batch.write_text(change((REPO / "scripts" / batch.name).read_text()))
+        command = ["sbatch", "--wait", *before, "scripts/mnmc_ddp_slurm.sbatch", *options]
+        super().__init__([command], folder / "output", env=cluster.env, cwd=folder)
+        self.cluster, self.folder = cluster, folder
+        submitted = re.compile(r"Submitted batch job (\d+)")
+        self.wait_for(lambda: submitted.search(super(Job, self).out), 30, "sbatch to submit")
+        self.number = submitted.search(super().out)[1]
+
+    @property
+    def out(self):
+        """What the job wrote into slurm-<job id>.out, both streams."""
+        path = self.folder / f"slurm-{self.number}.out"
+        return path.read_text() if path.exists() else ""
+
+    def story(self):
+        return f"{super().story()}\n--- slurm-{self.number}.out\n{self.out}"
+
+    def state(self):
+        return self.cluster.ask("squeue", "--noheader", "--format", "%T", "--job", self.number)
+
+    def start_again(self):
+        """Waits until the requeued job may start, and lets it: by itself it waits two minutes."""
+        self.wait_for(lambda: self.state() == "PENDING", 60, "the job to be in the queue again")
+        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+
+
+@pytest.fixture(scope="module")
+def finished(cluster, tmp_path_factory):
+    """Two jobs of 2 x 2 tasks that ran to completion at the same time, on the same nodes."""
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path_factory.mktemp("job") for _ in range(2)]
+        jobs = [stack.enter_context(Job(cluster, folder, *OPTIONS)) for folder in folders]
+        jobs[0].wait_for(jobs[0].epochs, 120, "an epoch")
+        assert [job.state() for job in jobs] == ["RUNNING"] * 2, jobs[0].story()
+        return [job.succeeded() for job in jobs]
+
+
+def test_sbatch_runs_to_completion_beside_another_job(finished):
+    metrics = [job.metrics() for job in finished]
+    assert metrics[0] == metrics[1]
+    for job in finished:
+        assert [row[:3] for row in job.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
+        assert [line["epoch"] for line in job.epochs()] == [1, 2, 3]
+        assert len(job.out.splitlines()) == 4 + 3 + 1, job.story()  # and no warning
+        assert (job.folder / "checkpoints" / job.number / "last.pt").exists()
+
+
+def test_command_line_overrides_the_batch_file(cluster, tmp_path):
+    """One node with one torchrun, the form that the comment shows, on the second node."""
+
+    def torchrun(text):
+        start = text.index("srun --cpus-per-task")
+        comment = text.index("# address=")
+        end = text.index('\n\nwait "$!"')
+        form = re.sub("^# ", "", text[comment:end], flags=re.MULTILINE)
+        return text[:start] + form + text[end:]
+
+    before = ("--nodes", "1", "--nodelist", "n1", "--job-name", "other")
+    options = ("--dataset", "synthetic", "-e", "1")
+    with Job(cluster, tmp_path, *options, before=before, change=torchrun) as job:
+        job.succeeded()
+        assert [row[:3] for row in job.inits()] == [(0, 2, 0), (1, 2, 1)], job.story()
+        assert job.epochs()[0]["count"] == 2000
+
+
+def test_srun_torchrun_on_two_nodes(cluster, tmp_path):
+    """One torchrun per node, two processes each."""
+    inner = (
+        'exec torchrun --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --nproc-per-node 2 '
+        '--master-addr 127.0.0.1 --master-port "$((10000 + SLURM_JOB_ID % 20000))" '
+        'mnmc_ddp_slurm.py "$@"'
+    )
+    command = ["srun", "--nodes", 2, "--ntasks", 2, "--ntasks-per-node", 1, "bash", "-c", inner]
+    options = ["torchrun", "--dataset", "synthetic", "-e", "1"]
+    with Launch([[*command, *options]], tmp_path, env=cluster.env) as run:
+        run.succeeded()
+        assert [row[:3] for row in run.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
+        assert run.epochs()[0]["count"] == 2000
+
+
+SHOW = """
+import os
+import mnmc_ddp_slurm
+rank, local_rank, world_size, _ = mnmc_ddp_slurm.setup_distributed(mnmc_ddp_slurm.parse_args())
+env = os.environ
+slurm = (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NTASKS"], env["SLURM_JOB_ID"])
+print(f"got {rank} {local_rank} {world_size} {env['MASTER_ADDR']} {env['MASTER_PORT']} "
+      f"of {' '.join(slurm)}\\n", end="", flush=True)
+"""
+
+
+def test_ranks_and_address_are_what_slurm_gave(cluster, tmp_path):
+    """On the second node first, so that the address is not that of the cluster's first node."""
+    command = ["srun", "--nodelist", "n1", "--ntasks-per-node", 2, "python", "-c", SHOW]
+    with Launch([command], tmp_path, env=cluster.env) as run:
+        run.succeeded()
+        shown = cluster.ask("scontrol", "--oneliner", "show", "node", "n1")
+        address = re.search(r"NodeAddr=(\S+)", shown)[1]
+        assert address == "127.0.0.2"
+        rows = sorted(re.findall(r"^got (.*) of (\d+) (\d+) (\d+) (\d+)$", run.out, re.MULTILINE))
+        assert len(rows) == 2, run.story()
+        for got, rank, local_rank, world_size, job in rows:
+            port = 10000 + int(job) % 20000
+            assert got == f"{rank} {local_rank} {world_size} {address} {port}"
+
+
+def test_scancel_ends_every_task(cluster, tmp_path):
+    with Job(cluster, tmp_path, *OPTIONS[:2], "-e", "1000") as job:
+        job.wait_for(job.epochs, 90, "an epoch")
+        assert len(job.pids()) >= 4
+        cluster.ask("scancel", job.number)
+        job.wait_for(lambda: not job.pids(), 30, "all tasks to be gone")
+        assert job.wait().codes != [0]
+
+
+def test_killed_task_ends_every_task(cluster, tmp_path):
+    """Under plain srun, without --kill-on-bad-exit: the other ranks see it and end."""
+    command = ["srun", "-n4", "-N2", "python", "mnmc_ddp_slurm.py", *OPTIONS[:2], "-e", "1000"]
+    with Launch([command], tmp_path, env=cluster.env) as run:
+        run.wait_for(run.epochs, 90, "an epoch")
+        tasks = [pid for pid in run.pids() if b"srun" not in Path(f"/proc/{pid}/comm").read_bytes()]
+        os.kill(max(tasks), signal.SIGKILL)
+        run.wait_for(lambda: not run.pids(), 30, "all tasks to be gone")
+        assert run.wait().codes != [0]
+
+
+@pytest.mark.slow
+def test_requeued_job_goes_on(cluster, finished, tmp_path):
+    """scontrol requeue in mid-run: from the last epoch, to the metrics of an undisturbed run."""
+    with Job(cluster, tmp_path, *OPTIONS) as job:
+        job.wait_for(job.epochs, 90, "an epoch")
+        cluster.ask("scontrol", "requeue", job.number)
+        job.start_again()
+        job.succeeded()
+        assert job.metrics() == finished[0].metrics(), job.story()
+        assert len(job.inits()) == 8, job.story()  # four tasks, twice
+
+
+@pytest.mark.slow
+def test_job_at_its_time_limit_goes_on(cluster, finished, tmp_path):
+    """USR1 comes ahead of the limit; the batch file requeues the job, as often as it takes."""
+    before = ("--time", "1", "--signal", "B:USR1@45")
+    # So small a batch that three epochs take longer than the first 15 seconds.
+    options = ("--dataset", "synthetic", "-e", "3", "-b", "4")
+    with Job(cluster, tmp_path, *options, before=before) as job:
+        starts = 1
+        while job.processes[0].poll() is None and starts < 8:
+            job.wait_for(
+                lambda: job.processes[0].poll() is not None or job.state() == "PENDING",
+                120,
+                "the end or the queue",
+            )
+            if job.processes[0].poll() is None:
+                job.start_again()
+                job.wait_for(lambda: job.state() != "PENDING", 60, "the next start")
+                starts += 1
+        job.succeeded()
+        assert starts > 1, job.story()
+        assert [line["epoch"] for line in job.epochs()] == [1, 2, 3], job.story()
+
+
+def test_two_clusters_side_by_side(cluster):
+    """The second starts, works and stops without a trace; the first goes on."""
+    second = Cluster(NODES="3", CPUS="1")
+    env = os.environ | second.env
+    count = ["srun", "--nodes", "3", "bash", "-c", "echo $SLURMD_NODENAME"]
+    names = subprocess.check_output(count, env=env, text=True, timeout=60).split()
+    assert sorted(names) == ["n0", "n1", "n2"]
+    assert "n2" in second.run("status")
+    assert len(marked_pids(second.mark)) >= 5  # munged, slurmctld, three slurmd
+    second.stop()
+    assert marked_pids(second.mark) == []
+    assert cluster.ask("srun", "--nodes", "2", "--ntasks", "2", "echo", "up") == "up\nup"
+
+
+def test_local_slurm_without_root():
+    """As another user: start, srun, stop."""
+    if os.getuid() != 0:
+        pytest.skip("this is not root already: the other tests show it")
+    other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    folder = Path(tempfile.mkdtemp(prefix="slurm"))
+    folder.chmod(0o755)
+    shutil.copy(REPO / "scripts" / "local_slurm.sh", folder)
+    shutil.chown(folder, 65534, 65534)
+    env = os.environ | {"SLURM_FOLDER": f"{folder}/cluster", "NODES": "1", "HOME": str(folder)}
+    line = (
+        'set -e; eval "$(bash local_slurm.sh start)"; srun id -un; bash local_slurm.sh stop; '
+        "test ! -e cluster"
+    )
+    out = subprocess.check_output(
+        [*other, "bash", "-c", line], env=env, cwd=folder, text=True, timeout=90
+    )
+    assert out == "nobody\n"
+    shutil.rmtree(folder)
+
+
+def test_local_slurm_says_which_packages_are_missing(launch, tmp_path):
+    (tmp_path / "id").symlink_to(shutil.which("id"))
+    command = [shutil.which("bash"), REPO / "scripts" / "local_slurm.sh", "start"]
+    text = (REPO / "scripts" / "local_slurm.sh").read_text()
+    (tmp_path / "local_slurm.sh").write_text(text.replace('PATH="$PATH:/usr/sbin:/sbin"\n', ""))
+    command[1] = tmp_path / "local_slurm.sh"
+    run = launch([["env", f"PATH={tmp_path}", *command]]).wait()
+    assert run.codes == [1]
+    said = "missing packages: slurm-wlm munge (as root: apt-get install slurm-wlm munge)\n"
+    assert run.err == said, run.story()
+
+
+# Tasks' environment, GPUs visible, and the device or the words of the error.
+TASK = {"SLURM_STEP_NODELIST": "n0", "SLURM_PROCID": "7", "SLURM_NTASKS": "8"}
+TASK |= {"SLURM_JOB_ID": "1", "MASTER_ADDR": "n0"}
+TORCHRUN = TASK | {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_LOCALID": "0"}
+GPU_CHOICES = {
+    "--gpus-per-node=4": (TASK | {"SLURM_LOCALID": "3"}, 4, "nccl", "cuda:3"),
+    "--gpus-per-task=1": (TASK | {"SLURM_LOCALID": "3"}, 1, "nccl", "cuda:0"),
+    "CUDA_VISIBLE_DEVICES=0,1": (TASK | {"SLURM_LOCALID": "1"}, 2, "nccl", "cuda:1"),
+    "more tasks than GPUs": (TASK | {"SLURM_LOCALID": "2"}, 2, "nccl", "no GPU 2 for rank 7, 2 on"),
+    "no GPU": (TASK | {"SLURM_LOCALID": "0"}, 0, "nccl", "no GPU 0 for rank 7, 0 on"),
+    "gloo on a CPU": (TASK | {"SLURM_LOCALID": "3"}, 0, "gloo", "cpu"),
+    "gloo on shared GPUs": (TASK | {"SLURM_LOCALID": "3"}, 2, "gloo", "cuda:1"),
+    "srun torchrun": (TORCHRUN, 4, "nccl", "cuda:1"),
+    "srun torchrun, one GPU": (TORCHRUN, 1, "nccl", "no GPU 1 for rank 7, 1 on"),
+}
+
+
+@pytest.mark.parametrize("choice", GPU_CHOICES)
+def test_choice_of_gpu(monkeypatch, choice):
+    env, gpus, backend, expected = GPU_CHOICES[choice]
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(mnmc_ddp_slurm.dist, "init_process_group", lambda *_: None)
+    args = SimpleNamespace(backend=backend, timeout=1)
+    if expected.startswith("no GPU"):
+        with pytest.raises(SystemExit, match=expected):
+            mnmc_ddp_slurm.setup_distributed(args)
+        return
+    *_, world_size, device = mnmc_ddp_slurm.setup_distributed(args)
+    assert (world_size, str(device)) == (8, expected)
+    assert chosen == [-1 if device.type == "cpu" else device.index]

@@ -1,0 +1,188 @@
+"""Two network hosts on one machine: all launchers across them, a cut cable, a host that leaves."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import uuid
+
+import pytest
+import torch
+from launch import INIT, REPO, Launch
+
+ONE_EPOCH = ("--dataset", "synthetic", "-e", "1")
+SCRIPTS = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py")
+
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
+)
+
+
+def two_hosts(script, *options):
+    return ["bash", REPO / "scripts" / "two_hosts.sh", script, *options]
+
+
+def hosts_called(name):
+    listed = subprocess.check_output(["ip", "netns", "list"], text=True)
+    return [line for line in listed.splitlines() if line.startswith(name)]
+
+
+@pytest.fixture
+def name():
+    """For the hosts of one test; nothing of them is left at its end."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    yield name
+    assert hosts_called(name) == []
+
+
+@needs_root
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_runs_across_two_hosts(launch, name, script):
+    run = launch([two_hosts(script, *ONE_EPOCH)], env={"HOSTS": name, "NPROC": "2"}).succeeded()
+    assert [row[:3] for row in run.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
+    assert run.epochs()[0]["count"] == 2000
+    assert run.own_err() == "", run.story()
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
+    """With an error, soon after --timeout; the same command goes on from the checkpoint."""
+    options = ("--dataset", "synthetic", "-e", "3", "-b", "125", "--timeout", "10")
+    command = two_hosts(script, *options, "--checkpoint", tmp_path / "last.pt")
+    settings = {"HOSTS": name, "NPROC": "2"}
+    run = launch([command], env=settings)
+    run.wait_for(run.epochs, 90, "an epoch")
+    subprocess.check_call(["ip", "-n", f"{name}0", "link", "set", "eth0", "down"])
+    run.wait(10 + 30)
+    assert run.codes == [1], run.story()
+    assert "Timed out waiting 10000ms" in run.err, run.story()
+    assert not run.pids() and len(run.epochs()) < 3
+    again = launch([command], env=settings).succeeded()
+    assert [line["epoch"] for line in again.epochs()] == [2, 3][len(run.epochs()) - 1 :]
+
+
+@needs_root
+def test_interface_that_is_wrong_or_missing(launch, name):
+    """GLOO_SOCKET_IFNAME of another machine; and none, where the host's name leads nowhere."""
+    options = (*ONE_EPOCH, "--timeout", "5")
+    settings = {"HOSTS": name, "NPROC": "1"}
+    wrong = launch([two_hosts(SCRIPTS[0], *options)], env=settings | {"GLOO_SOCKET_IFNAME": "ib0"})
+    assert wrong.wait().codes == [1]
+    assert len(re.findall("rank [01] cannot join .*ib0", wrong.err)) == 2, wrong.story()
+    missing = launch([two_hosts(SCRIPTS[0], *options)], env=settings | {"GLOO_SOCKET_IFNAME": ""})
+    assert missing.wait().codes == [1]
+    assert "cannot join" in missing.err, missing.story()
+
+
+@needs_root
+def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
+    options = ("--dataset", "synthetic", "-e", "1000")
+    run = launch([two_hosts(SCRIPTS[2], *options)], env={"HOSTS": name, "NPROC": "1"})
+    run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
+    assert len(hosts_called(name)) == 2
+    run.processes[0].send_signal(signal.SIGTERM)
+    assert run.wait(30).codes == [143]
+    assert run.pids() == []
+
+
+def test_two_hosts_says_what_it_needs(launch, tmp_path):
+    """Without ip; the words are the same without root."""
+    for tool in ("bash", "id", "dirname"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    run = launch([["env", f"PATH={tmp_path}", *two_hosts(SCRIPTS[0])]]).wait()
+    assert run.codes == [1]
+    assert run.err.startswith("two_hosts.sh needs root and the package iproute2"), run.story()
+
+
+class Hosts:
+    """Two network namespaces joined by a cable, as scripts/two_hosts.sh makes them."""
+
+    def __init__(self, name):
+        self.names = [f"{name}0", f"{name}1"]
+
+    def __enter__(self):
+        for host in self.names:
+            ip("netns", "add", host)
+        first, second = self.names
+        ip(
+            "-n",
+            first,
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            second,
+        )
+        for number, host in enumerate(self.names, start=1):
+            ip("-n", host, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            ip("-n", host, "link", "set", "eth0", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_):
+        for host in self.names:
+            ip("netns", "delete", host)
+
+
+def ip(*words):
+    subprocess.check_call(["ip", *words])
+
+
+def learning_rate(checkpoint, world_size, epochs, batch_size):
+    """That of an epoch's last step, which the optimizer's state keeps."""
+    steps = -(-10_000 // world_size // batch_size)
+    done = (checkpoint["epoch"] - 0.5 / steps) / epochs
+    return 0.1 * world_size * batch_size / 64 * min(done / 0.2, (1 - done) / 0.8)
+
+
+@needs_root
+@pytest.mark.slow
+def test_elastic_host_leaves_and_comes_back(tmp_path, name):
+    """torchrun --nnodes 1:2: alone from the checkpoint, then both again, at a rate to match."""
+    path, epochs, batch_size = tmp_path / "last.pt", 1000, 125
+    env = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def torchrun(host):
+        """Its command; is_host and --local-addr since both hosts have this machine's name."""
+        words = f"--nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-id {name} "
+        words += "--rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 "
+        words += f"--rdzv-conf is_host={1 - host} --local-addr 10.77.0.{host + 1} mnmc_ddp_env.py "
+        words += f"--dataset synthetic -e {epochs} -b {batch_size} --checkpoint"
+        return ["ip", "netns", "exec", f"{name}{host}", "torchrun", *words.split(), path]
+
+    def trains_with(world_size):
+        """Waits for two more epochs, and checks the learning rate at the end of the last one."""
+        before = len(first.epochs())
+        first.wait_for(lambda: len(first.epochs()) >= before + 2, 60, "two epochs")
+        checkpoint = torch.load(path, weights_only=True)
+        (group,) = checkpoint["optimizer"]["param_groups"]
+        expected = learning_rate(checkpoint, world_size, epochs, batch_size)
+        assert group["lr"] == pytest.approx(expected), first.story()
+
+    with (
+        Hosts(name),
+        Launch([torchrun(0)], tmp_path / "0", env=env) as first,
+        Launch([torchrun(1)], tmp_path / "1", env=env) as second,
+    ):
+        first.wait_for(first.epochs, 90, "an epoch")
+        trains_with(2)
+        for pid in second.pids():
+            os.kill(pid, signal.SIGKILL)
+        first.wait_for(lambda: worlds(first)[-1] == 1, 120, "host 0 to go on alone")
+        trains_with(1)
+        with Launch([torchrun(1)], tmp_path / "again", env=env) as back:
+            back.wait_for(lambda: worlds(back) == [2], 120, "host 1 to be back")
+            trains_with(2)
+
+
+def worlds(run):
+    """The world sizes of the [init] lines, in the order in which they were printed."""
+    return [int(match["world"]) for match in INIT.finditer(run.out)]
