@@ -17,6 +17,7 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 HOSTS="${HOSTS:-ddp$$}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"  # else torchrun misses host names
 script="${1:-}"
 shift || true
 address=10.77.0.1
