@@ -21,7 +21,7 @@ export SLURM_CONF="$folder/slurm.conf"
 
 require() {
     local missing=()
-    command -v slurmctld slurmd srun scontrol >/dev/null || missing+=(slurm-wlm)
+    { command -v slurmctld && command -v slurmd && command -v srun; } >/dev/null || missing+=(slurm-wlm)
     command -v munged >/dev/null || missing+=(munge)
     if [ "${#missing[@]}" -gt 0 ]; then
         echo "missing packages: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2

@@ -10,7 +10,7 @@
 set -euo pipefail
 export NPROC=2
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if ! python -c 'import pytest, pytest_timeout' 2>/dev/null; then
+if ! python -c 'import pytest, pytest_timeout, xdist' 2>/dev/null; then
     python -m pip install --quiet -r "$REPO/tests/requirements.txt"
 fi
 unset OMP_NUM_THREADS  # the tests set what they need
@@ -20,4 +20,5 @@ if [ "${1:-}" = --all ]; then
     shift
 fi
 cd "$REPO"
-exec python -m pytest -c tests/pytest.ini --rootdir . -m "$markers" tests "$@"
+# Two test files at a time: launches spend much of their time waiting.
+exec python -m pytest -c tests/pytest.ini --rootdir . -n 2 --dist loadfile -m "$markers" tests "$@"

@@ -204,3 +204,11 @@ def docstring_commands(script):
     text = ast.get_docstring(ast.parse((REPO / script).read_text())).replace("\\\n", " ")
     lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
+
+
+def readme_commands(section):
+    """The commands of a README section's blocks that are marked as run, in one line each."""
+    text = (REPO / "README.md").read_text()
+    part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"<!-- run[^>]*-->\n```bash\n(.*?)```", part, re.DOTALL)
+    return [" ".join(line.split()) for line in "".join(found).replace("\\\n", "").splitlines()]

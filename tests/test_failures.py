@@ -7,7 +7,7 @@ import socket
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, SCRIPTS, free_port
+from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, readme_commands
 
 EPOCHS = 3
 OPTIONS = ("--dataset", "synthetic", "-e", EPOCHS, "-b", "250")
@@ -69,11 +69,17 @@ def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
         torch.testing.assert_close(tensors(resumed[part]), tensors(weights[part]), rtol=0, atol=0)
 
 
-def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path):
+@pytest.mark.parametrize("by", ("the README", "env.sh"))
+def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path, by):
     """It carries the run to the end, with the metrics of an undisturbed one."""
     metrics, _ = undisturbed(launch, tmp_path, 2)
-    command = ["bash", "scripts/mnmc_ddp_env.sh", *OPTIONS, "--checkpoint", tmp_path / "last.pt"]
-    run = launch([command], env={"NPROC": "2", "MAX_RESTARTS": "1"})
+    if by == "the README":
+        command, _ = readme_commands("When ranks die, and when machines come and go")
+        command = command.replace("gpu", "2").replace("checkpoints/last.pt", f"{tmp_path}/last.pt")
+    else:
+        command = "NPROC=2 MAX_RESTARTS=1 bash scripts/mnmc_ddp_env.sh --checkpoint "
+        command += f"{tmp_path}/last.pt"
+    run = launch([["bash", "-c", f"{command} {' '.join(map(str, OPTIONS))}"]])
     run.wait_for(run.epochs, 60, "an epoch")
     os.kill(run.pid_of(1), signal.SIGKILL)
     run.succeeded()

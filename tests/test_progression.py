@@ -63,7 +63,7 @@ def code_lines(script):
 
 
 @pytest.mark.parametrize(("a", "b", "budget", "changed", "added", "removed"), STEPS)
-def test_step(a, b, budget, changed, added, removed, capsys):
+def test_step(a, b, budget, changed, added, removed, record_property):
     before, after = pieces(a), pieces(b)
     common = before.keys() & after.keys()
     assert {name for name in common if before[name] != after[name]} == set(changed.split())
@@ -73,8 +73,7 @@ def test_step(a, b, budget, changed, added, removed, capsys):
     assert order == [name for name in after if name in common]
     rows = difflib.unified_diff(code_lines(a), code_lines(b), lineterm="", n=0)
     count = sum(row[0] in "+-" for row in rows if not row.startswith(("+++", "---")))
-    with capsys.disabled():
-        print(f"\n{a} -> {b}: {count} lines change, {budget} allowed")
+    record_property("says", f"{a} -> {b}: {count} lines change, {budget} allowed")
     assert count <= budget
 
 

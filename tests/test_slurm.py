@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launch import REPO, Launch, marked_pids
+from launch import EPOCH, REPO, Launch, marked_pids, readme_commands
 
 import mnmc_ddp_slurm
 
 OPTIONS = ("--dataset", "synthetic", "-e", "3", "-b", "125")
+BATCH = "scripts/mnmc_ddp_slurm.sbatch"
 MISSING = [name for name in ("slurmctld", "munged", "srun") if not shutil.which(name)]
 
 
@@ -55,16 +56,22 @@ def cluster():
     one.stop()
 
 
+def stand_in(folder):
+    """Makes a folder stand for the repository, so that what a job writes is not in that one."""
+    (folder / "scripts").mkdir(parents=True)
+    for path in ("mnmc_ddp_slurm.py", "scripts/env.sh", "scripts/local_slurm.sh", BATCH):
+        (folder / path).symlink_to(REPO / path)
+    return folder
+
+
 class Job(Launch):
     """sbatch of scripts/mnmc_ddp_slurm.sbatch, from a folder that stands for the repository."""
 
     def __init__(self, cluster, folder, *options, before=(), change=lambda text: text):
-        (folder / "scripts").mkdir(parents=True)
-        for name in ("scripts/env.sh", "mnmc_ddp_slurm.py"):
-            (folder / name).symlink_to(REPO / name)
-        batch = folder / "scripts" / "mnmc_ddp_slurm.sbatch"
-        batch.write_text(change((REPO / "scripts" / batch.name).read_text()))
-        command = ["sbatch", "--wait", *before, "scripts/mnmc_ddp_slurm.sbatch", *options]
+        batch = stand_in(folder) / BATCH
+        batch.unlink()
+        batch.write_text(change((REPO / BATCH).read_text()))
+        command = ["sbatch", "--wait", *before, BATCH, *options]
         super().__init__([command], folder / "output", env=cluster.env, cwd=folder)
         self.cluster, self.folder = cluster, folder
         submitted = re.compile(r"Submitted batch job (\d+)")
@@ -108,6 +115,24 @@ def test_sbatch_runs_to_completion_beside_another_job(finished):
         assert [line["epoch"] for line in job.epochs()] == [1, 2, 3]
         assert len(job.out.splitlines()) == 4 + 3 + 1, job.story()  # and no warning
         assert (job.folder / "checkpoints" / job.number / "last.pt").exists()
+
+
+def test_readme_section_runs_as_it_stands(tmp_path):
+    """Start, srun, sbatch, status and stop, one after the other."""
+    if MISSING:
+        pytest.skip(f"no {MISSING[0]}: apt-get install slurm-wlm munge")
+    folder = Path(tempfile.mkdtemp(prefix="slurm"))
+    lines = readme_commands("Slurm on your laptop, then on the cluster")
+    assert [line.split()[0] for line in lines] == ["eval", "srun", "sbatch", "bash", "bash"]
+    command = ["bash", "-ec", "\n".join(lines)]
+    env = {"SLURM_FOLDER": f"{folder}/cluster"}
+    with Launch([command], tmp_path / "output", env=env, cwd=stand_in(tmp_path / "repo")) as run:
+        run.succeeded()
+        assert len(run.inits()) == 4 and len(run.epochs()) == 1, run.story()
+        (job,) = (tmp_path / "repo").glob("slurm-*.out")
+        assert len(EPOCH.findall(job.read_text())) == 1
+        assert re.search(r"^n1 .* idle ", run.out, re.MULTILINE), run.story()
+    folder.rmdir()  # fails when stop left something
 
 
 def test_command_line_overrides_the_batch_file(cluster, tmp_path):
@@ -169,6 +194,15 @@ def test_ranks_and_address_are_what_slurm_gave(cluster, tmp_path):
             assert got == f"{rank} {local_rank} {world_size} {address} {port}"
 
 
+def test_wrong_option_is_told_once(cluster, tmp_path):
+    """All four tasks read it; rank 0 alone says so."""
+    command = ["srun", "-n4", "-N2", "python", "mnmc_ddp_slurm.py", "--batch-size", "0"]
+    with Launch([command], tmp_path, env=cluster.env) as run:
+        assert run.wait().codes == [2]
+        said = [line for line in run.err.splitlines() if not line.startswith("srun: ")]
+        assert said == ["mnmc_ddp_slurm.py: error: --batch-size must be above 0 and below 1e9"]
+
+
 def test_scancel_ends_every_task(cluster, tmp_path):
     with Job(cluster, tmp_path, *OPTIONS[:2], "-e", "1000") as job:
         job.wait_for(job.epochs, 90, "an epoch")
@@ -202,26 +236,23 @@ def test_requeued_job_goes_on(cluster, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_job_at_its_time_limit_goes_on(cluster, finished, tmp_path):
+def test_job_at_its_time_limit_goes_on(cluster, launch, tmp_path):
     """USR1 comes ahead of the limit; the batch file requeues the job, as often as it takes."""
     before = ("--time", "1", "--signal", "B:USR1@45")
     # So small a batch that three epochs take longer than the first 15 seconds.
     options = ("--dataset", "synthetic", "-e", "3", "-b", "4")
+    undisturbed = launch("mnmc_ddp_slurm.py", 4, *options).succeeded()
     with Job(cluster, tmp_path, *options, before=before) as job:
-        starts = 1
-        while job.processes[0].poll() is None and starts < 8:
-            job.wait_for(
-                lambda: job.processes[0].poll() is not None or job.state() == "PENDING",
-                120,
-                "the end or the queue",
-            )
-            if job.processes[0].poll() is None:
+        (sbatch,), starts = job.processes, 1
+        while sbatch.poll() is None and starts < 8:
+            job.wait_for(lambda: sbatch.poll() is not None or job.state() == "PENDING", 120, "it")
+            if sbatch.poll() is None:
                 job.start_again()
                 job.wait_for(lambda: job.state() != "PENDING", 60, "the next start")
                 starts += 1
         job.succeeded()
         assert starts > 1, job.story()
-        assert [line["epoch"] for line in job.epochs()] == [1, 2, 3], job.story()
+        assert job.metrics() == undisturbed.metrics(), job.story()
 
 
 def test_two_clusters_side_by_side(cluster):

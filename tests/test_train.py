@@ -1,6 +1,7 @@
 """Every script trains from one command, and prints what the README says."""
 
 import pytest
+import torch
 from launch import DDP, PLAIN, REPO, docstring_commands, free_port
 from tiny_data import accept_any_cifar10, write_cifar10
 
@@ -77,6 +78,17 @@ def test_amp_on_cpu_learns_as_well_as_fp32(launch):
     assert second["loss"] < first["loss"], amp.story()
     assert amp.metrics() != fp32.metrics()
     assert abs(second["test"] - fp32.epochs()[1]["test"]) < 1, amp.story()
+
+
+def test_amp_on_gpu_learns_as_well_as_fp32(launch, tmp_path):
+    """In fp16, with a gradient scaler whose state is in the checkpoint."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    options = ("--dataset", "synthetic", "-e", "2")
+    fp32 = launch("snsc.py", 1, *options).succeeded()
+    amp = launch("snsc.py", 1, *options, "--amp", "--checkpoint", tmp_path / "last.pt").succeeded()
+    assert abs(amp.epochs()[1]["test"] - fp32.epochs()[1]["test"]) < 1, amp.story()
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["scaler"]["scale"] > 0
 
 
 def test_finished_run_has_nothing_left_to_do(launch, tmp_path):
