@@ -13,7 +13,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 if ! python -c 'import pytest, pytest_timeout, xdist' 2>/dev/null; then
     python -m pip install --quiet -r "$REPO/tests/requirements.txt"
 fi
-unset OMP_NUM_THREADS  # the tests set what they need
 markers="not slow and not stress"
 if [ "${1:-}" = --all ]; then
     markers="not stress"
@@ -21,4 +20,5 @@ if [ "${1:-}" = --all ]; then
 fi
 cd "$REPO"
 # Two test files at a time: launches spend much of their time waiting.
-exec python -m pytest -c tests/pytest.ini --rootdir . -n 2 --dist loadfile -m "$markers" tests "$@"
+exec python -m pytest -c tests/pytest.ini --rootdir . -n 2 --dist loadfile --no-loadscope-reorder \
+    -m "$markers" tests "$@"

@@ -65,7 +65,8 @@ class Launch:
             k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC"))
         }
         settings |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        settings |= {name: value} | (env or {})
+        # One thread each: launches run side by side, and more would only wait for one another.
+        settings |= {name: value, "OMP_NUM_THREADS": "1"} | (env or {})
         self.commands, self.processes, self.outputs = commands, [], []
         for number, command in enumerate(commands):
             paths = [folder / f"{value}.{number}.{kind}" for kind in ("out", "err")]

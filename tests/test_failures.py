@@ -37,7 +37,7 @@ def gone(run, seconds):
     assert 0 not in run.codes, run.story()
 
 
-SAME_AGAIN = ("snmc_dp.py", "mnmc_ddp_slurm.py")  # launched as another, with that one's code
+SAME_AGAIN = ("snmc_dp.py", "mnmc_ddp_env.py", "mnmc_ddp_slurm.py")  # slow, for the full run
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
         torch.testing.assert_close(tensors(resumed[part]), tensors(weights[part]), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("by", ("the README", "env.sh"))
+@pytest.mark.parametrize("by", ("the README", pytest.param("env.sh", marks=pytest.mark.slow)))
 def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path, by):
     """It carries the run to the end, with the metrics of an undisturbed one."""
     metrics, _ = undisturbed(launch, tmp_path, 2)

@@ -153,6 +153,7 @@ def test_command_line_overrides_the_batch_file(cluster, tmp_path):
         assert job.epochs()[0]["count"] == 2000
 
 
+@pytest.mark.slow
 def test_srun_torchrun_on_two_nodes(cluster, tmp_path):
     """One torchrun per node, two processes each."""
     inner = (
@@ -212,6 +213,7 @@ def test_scancel_ends_every_task(cluster, tmp_path):
         assert job.wait().codes != [0]
 
 
+@pytest.mark.slow
 def test_killed_task_ends_every_task(cluster, tmp_path):
     """Under plain srun, without --kill-on-bad-exit: the other ranks see it and end."""
     command = ["srun", "-n4", "-N2", "python", "mnmc_ddp_slurm.py", *OPTIONS[:2], "-e", "1000"]

@@ -40,7 +40,9 @@ def check_ddp(run, processes):
 
 
 @pytest.mark.parametrize(
-    ("script", "processes"), [(script, 3) for script in DDP] + [("mnmc_ddp_env.py", 1)]
+    ("script", "processes"),
+    [(script, 3) for script in DDP[:3]]
+    + [pytest.param(DDP[3], 3, marks=pytest.mark.slow), ("mnmc_ddp_env.py", 1)],
 )
 def test_ddp(launch, script, processes):
     check_ddp(launch(script, processes, *ONE_EPOCH).succeeded(), processes)

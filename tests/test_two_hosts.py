@@ -41,8 +41,13 @@ def name():
     assert left == []
 
 
+ACROSS = readme_commands("Two hosts on one machine")
+
+
 @needs_root
-@pytest.mark.parametrize("command", readme_commands("Two hosts on one machine"))
+@pytest.mark.parametrize(
+    "command", [ACROSS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in ACROSS[1:])]
+)
 def test_readme_command_runs_across_two_hosts(launch, name, command):
     run = launch([["bash", "-c", command]], env={"HOSTS": name}).succeeded()
     assert [row[:3] for row in run.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
@@ -70,6 +75,7 @@ def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
 
 
 @needs_root
+@pytest.mark.slow
 def test_interface_that_is_wrong_or_missing(launch, name):
     """GLOO_SOCKET_IFNAME of another machine; and none, where the host's name leads nowhere."""
     options = (*ONE_EPOCH, "--timeout", "5")
