@@ -14,7 +14,7 @@ Two machines, as many processes as each has GPUs; 192.0.2.1 stands for the first
     torchrun --nnodes 2 --node-rank 1 --master-addr 192.0.2.1 --nproc-per-node gpu mnmc_ddp_env.py
 
 torchrun can start all ranks again when one dies; the variable keeps the new ones from looking for
-the dead ones (README, "Elastic"):
+the dead ones (README, "When ranks die"). Without a GPU write a number for gpu:
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts 3 \
         --nproc-per-node gpu mnmc_ddp_env.py --checkpoint checkpoints/last.pt
@@ -236,7 +236,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
 
 
 def leave_quietly(message):
-    """Exits after local rank 0 has complained; any sooner, and torchrun would end that one too."""
+    """Exits after the rank that complains: sooner, and the launcher would end that one, too."""
     time.sleep(5)
     sys.exit(2)
 

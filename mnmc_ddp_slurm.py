@@ -255,7 +255,7 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
 
 
 def leave_quietly(message):
-    """Exits after local rank 0 has complained; any sooner, and torchrun would end that one too."""
+    """Exits after the rank that complains: sooner, and the launcher would end that one, too."""
     time.sleep(5)
     sys.exit(2)
 

@@ -4,19 +4,19 @@
 #   eval "$(bash scripts/local_slurm.sh start)"    # prints and sets SLURM_CONF
 #   srun --nodes 2 --ntasks-per-node 2 python mnmc_ddp_slurm.py --dataset synthetic
 #   bash scripts/local_slurm.sh status             # its nodes and its jobs
-#   bash scripts/local_slurm.sh stop               # ends its jobs, and leaves no process and no file
+#   eval "$(bash scripts/local_slurm.sh stop)"     # ends its jobs, leaves no process and no file
 #
 # Needs Debian's packages slurm-wlm and munge. Settings:
 #   NODES  number of virtual nodes (default: 2)
 #   CPUS   of each node; more than the machine has is fine (default: 4)
-#   SLURM_FOLDER  configuration, state and logs; another folder is another cluster, beside the first
-#                 (default: local_slurm_<user> under /tmp)
+#   LOCAL_SLURM  folder of its configuration, state and logs; another one is another cluster, beside
+#                the first (default: local_slurm_<user> under /tmp)
 set -euo pipefail
 PATH="$PATH:/usr/sbin:/sbin"
 NODES="${NODES:-2}"
 CPUS="${CPUS:-4}"
 user="$(id -un)"
-folder="${SLURM_FOLDER:-/tmp/local_slurm_$user}"
+folder="$(realpath --canonicalize-missing "${LOCAL_SLURM:-/tmp/local_slurm_$user}")"
 export SLURM_CONF="$folder/slurm.conf"
 
 require() {
@@ -77,7 +77,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
     for ((number = 0; number < NODES; number++)); do
         echo "NodeName=n$number NodeHostname=${host%%.*} NodeAddr=127.0.0.$((number + 1))" \
-            "Port=${ports[$((number + 1))]} CPUs=$CPUS" >>"$SLURM_CONF"
+            "Port=${ports[$((number + 1))]} CPUs=$CPUS RealMemory=1000000" >>"$SLURM_CONF"
     done
 }
 
@@ -92,43 +92,56 @@ no_jobs() {
 start() {
     require
     if [ -e "$folder" ]; then
-        echo "$folder exists: stop that cluster first, or choose another SLURM_FOLDER" >&2
+        echo "$folder exists: stop that cluster first, or choose another LOCAL_SLURM" >&2
         exit 1
     fi
     mkdir -p "$folder/state"
     chmod 755 "$folder"  # munged insists
-    trap 'stop; echo "could not start Slurm: what its logs say is above" >&2' EXIT
+    touch "$folder/cluster_of_local_slurm"  # stop deletes no folder without it
+    trap give_up EXIT
     (umask 077 && head -c 1024 /dev/urandom >"$folder/munge.key")
     munged --force --key-file "$folder/munge.key" --socket "$folder/munge.socket" \
         --pid-file "$folder/munged.pid" --log-file "$folder/munged.log" \
-        --seed-file "$folder/munged.seed" 2>"$folder/munged.err"
+        --seed-file "$folder/munged.seed" 2>"$folder/munged.stderr.log"
     write_configuration
     slurmctld
     for ((number = 0; number < NODES; number++)); do
         mkdir "$folder/spool-n$number"
         slurmd -N "n$number"
     done
-    if ! eventually 60 all_idle; then
-        tail -n 20 "$folder"/*.log >&2
-        exit 1
-    fi
+    eventually 60 all_idle
     trap - EXIT
     echo "export SLURM_CONF=$SLURM_CONF"
 }
 
-stop() {
-    local files pids=()
-    if [ ! -e "$folder" ]; then
+# shellcheck disable=SC2317  # the trap calls it
+give_up() {
+    tail -n 20 "$folder"/*.log >&2
+    stop >&2
+    echo "could not start Slurm: what its logs say is above" >&2
+}
+
+require_cluster() {
+    if [ ! -e "$folder/cluster_of_local_slurm" ]; then
         echo "no cluster in $folder" >&2
-        return
+        exit 1
     fi
+}
+
+stop() {
+    local pids=() pid file
+    require_cluster
     if [ -e "$folder/slurmctld.pid" ]; then
         scancel --user "$user" || true
         eventually 30 no_jobs || echo "some jobs did not end within 30 s" >&2
     fi
-    shopt -s nullglob
-    files=("$folder"/*.pid)
-    [ "${#files[@]}" = 0 ] || mapfile -t pids < <(cat "${files[@]}")
+    for file in "$folder"/*.pid; do
+        pid="$(cat "$file" 2>/dev/null || true)"
+        # After a crash the number may be another program's by now.
+        case "$(cat "/proc/$pid/comm" 2>/dev/null || true)" in
+            munged | slurmctld | slurmd) pids+=("$pid") ;;
+        esac
+    done
     for pid in "${pids[@]}"; do
         kill "$pid" 2>/dev/null || true
     done
@@ -136,6 +149,7 @@ stop() {
         eventually 10 not_running "$pid" || kill -KILL "$pid" 2>/dev/null || true
     done
     rm -rf "$folder"
+    echo "unset SLURM_CONF"
 }
 
 not_running() {
@@ -143,10 +157,7 @@ not_running() {
 }
 
 status() {
-    if [ ! -e "$folder" ]; then
-        echo "no cluster in $folder"
-        exit 1
-    fi
+    require_cluster
     echo "export SLURM_CONF=$SLURM_CONF"
     sinfo --Node --long
     squeue

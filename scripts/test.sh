@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets the tests up and runs them. Other arguments go through to pytest.
+# Sets the tests up, in the active Python environment or .venv, and runs them. Arguments go through
+# to pytest, after --all where that is given.
 #
 #   bash scripts/test.sh                 # a few minutes on two cores
 #   bash scripts/test.sh --all           # those marked slow too

@@ -5,19 +5,21 @@
 #   bash scripts/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
 #   NPROC=1 bash scripts/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
 #
-# Needs root and Debian's package iproute2. Settings: those of env.sh, and
+# Needs root and Debian's package iproute2; with GPUs add --backend gloo, for both hosts have the
+# same ones. Settings: those of env.sh, and
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
 #   GLOO_SOCKET_IFNAME  the interface that gloo talks over (default: eth0, which both hosts have)
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
-    echo "two_hosts.sh needs root and the package iproute2: apt-get install iproute2, sudo" >&2
+    echo "two_hosts.sh needs root and the package iproute2 (apt-get install iproute2)" >&2
     exit 1
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 HOSTS="${HOSTS:-ddp$$}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
-export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"  # else torchrun misses host names
+# Else torchrun warns that the hosts' addresses have no names.
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}"
 script="${1:-}"
 shift || true
 address=10.77.0.1
@@ -78,6 +80,10 @@ start_ranks() {
     done
 }
 
+if [ -e "/run/netns/${HOSTS}0" ] || [ -e "/run/netns/${HOSTS}1" ]; then
+    echo "there are hosts called $HOSTS already: choose another name, HOSTS=…" >&2
+    exit 1
+fi
 trap take_down EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

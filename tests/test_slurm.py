@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launch import EPOCH, REPO, Launch, marked_pids, readme_commands
+from launch import REPO, Launch, marked_pids, readme_commands
 
 import mnmc_ddp_slurm
 
@@ -29,7 +29,7 @@ class Cluster:
             pytest.skip(f"no {MISSING[0]}: apt-get install slurm-wlm munge")
         self.folder = Path(tempfile.mkdtemp(prefix="slurm")) / "cluster"  # short: it has a socket
         self.mark = f"DDP_TEST_CLUSTER={self.folder}"
-        self.settings = os.environ | {"SLURM_FOLDER": str(self.folder)} | settings
+        self.settings = os.environ | {"LOCAL_SLURM": str(self.folder)} | settings
         self.settings |= {"DDP_TEST_CLUSTER": str(self.folder)}
         self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
         assert self.run("start") == f"export SLURM_CONF={self.folder}/slurm.conf\n"
@@ -123,14 +123,13 @@ def test_readme_section_runs_as_it_stands(tmp_path):
         pytest.skip(f"no {MISSING[0]}: apt-get install slurm-wlm munge")
     folder = Path(tempfile.mkdtemp(prefix="slurm"))
     lines = readme_commands("Slurm on your laptop, then on the cluster")
-    assert [line.split()[0] for line in lines] == ["eval", "srun", "sbatch", "bash", "bash"]
+    words = [line.split()[0] for line in lines]
+    assert words == ["eval", "srun", "sbatch", "cat", "bash", "eval"]
     command = ["bash", "-ec", "\n".join(lines)]
-    env = {"SLURM_FOLDER": f"{folder}/cluster"}
+    env = {"LOCAL_SLURM": f"{folder}/cluster"}
     with Launch([command], tmp_path / "output", env=env, cwd=stand_in(tmp_path / "repo")) as run:
         run.succeeded()
-        assert len(run.inits()) == 4 and len(run.epochs()) == 1, run.story()
-        (job,) = (tmp_path / "repo").glob("slurm-*.out")
-        assert len(EPOCH.findall(job.read_text())) == 1
+        assert len(run.inits()) == 2 * 4 and len(run.epochs()) == 2, run.story()
         assert re.search(r"^n1 .* idle ", run.out, re.MULTILINE), run.story()
     folder.rmdir()  # fails when stop left something
 
@@ -280,7 +279,7 @@ def test_local_slurm_without_root():
     folder.chmod(0o755)
     shutil.copy(REPO / "scripts" / "local_slurm.sh", folder)
     shutil.chown(folder, 65534, 65534)
-    env = os.environ | {"SLURM_FOLDER": f"{folder}/cluster", "NODES": "1", "HOME": str(folder)}
+    env = os.environ | {"LOCAL_SLURM": f"{folder}/cluster", "NODES": "1", "HOME": str(folder)}
     line = (
         'set -e; eval "$(bash local_slurm.sh start)"; srun id -un; bash local_slurm.sh stop; '
         "test ! -e cluster"
@@ -288,12 +287,22 @@ def test_local_slurm_without_root():
     out = subprocess.check_output(
         [*other, "bash", "-c", line], env=env, cwd=folder, text=True, timeout=90
     )
-    assert out == "nobody\n"
+    assert out == "nobody\nunset SLURM_CONF\n"
     shutil.rmtree(folder)
 
 
+def test_local_slurm_stop_deletes_no_other_folder(launch, tmp_path):
+    (tmp_path / "precious").mkdir()
+    command = ["bash", "scripts/local_slurm.sh", "stop"]
+    run = launch([command], env={"LOCAL_SLURM": str(tmp_path / "precious")}).wait()
+    assert run.codes == [1]
+    assert run.err == f"no cluster in {tmp_path}/precious\n"
+    assert (tmp_path / "precious").exists()
+
+
 def test_local_slurm_says_which_packages_are_missing(launch, tmp_path):
-    (tmp_path / "id").symlink_to(shutil.which("id"))
+    for tool in ("id", "realpath"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
     command = [shutil.which("bash"), REPO / "scripts" / "local_slurm.sh", "start"]
     text = (REPO / "scripts" / "local_slurm.sh").read_text()
     (tmp_path / "local_slurm.sh").write_text(text.replace('PATH="$PATH:/usr/sbin:/sbin"\n', ""))

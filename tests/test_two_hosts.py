@@ -94,6 +94,9 @@ def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     run = launch([two_hosts(SCRIPTS[2], *options)], env={"HOSTS": name, "NPROC": "1"})
     run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
     assert len(hosts_called(name)) == 2
+    same_name = launch([two_hosts(SCRIPTS[2], *options)], env={"HOSTS": name}).wait()
+    assert same_name.err == f"there are hosts called {name} already: choose another name, HOSTS=…\n"
+    assert len(run.pids()) >= 2 and len(hosts_called(name)) == 2  # not touched by that
     run.processes[0].send_signal(signal.SIGTERM)
     assert run.wait(30).codes == [143]
     assert run.pids() == []
