@@ -257,8 +257,7 @@ def parse_args():
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", "--use-mix-precision", action="store_true", help="mixed precision")
     add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    add("--backend", choices=("nccl", "gloo"), default=backend, help=f"default here: {backend}")
+    add("--backend", choices=("gloo", "nccl"), default=("gloo", "nccl")[torch.cuda.is_available()])
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks' images (GPU)")
     if os.environ.get("LOCAL_RANK", "0") != "0":
@@ -302,6 +301,9 @@ def main():
     # DDP starts all ranks from rank 0's weights and averages gradients while backward still runs.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     parallel_model.broadcast_buffers = False  # once an epoch will do: see train_one_epoch
+    # DDP reorders gradients after the first backward, and sums in another order from then on: let
+    # that one pass before the training, or a resumed run would differ in the last bit.
+    parallel_model.eval()(train_set[:1][0].to(device).float()).sum().backward()
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
     scaler = torch.amp.GradScaler(device.type, enabled=args.amp and device.type == "cuda")
     start_epoch = 0
