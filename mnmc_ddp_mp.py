@@ -251,13 +251,7 @@ def parse_args():
     add("--nodes", type=int, default=1, help="default: 1")
     add("--node-rank", type=int, default=0, help="default: 0")
     workers = torch.cuda.device_count() or 2
-    add(
-        "--nproc-per-node",
-        "--ngpus-per-node",
-        type=int,
-        default=workers,
-        help="default: GPUs, or 2",
-    )
+    add("--nproc-per-node", "--ngpus-per-node", type=int, default=workers, help="its GPUs, or 2")
     add("--init-method", "--dist-url", default="tcp://127.0.0.1:18888", help="where the ranks meet")
     # --batch_size means --batch-size, as in torchrun.
     dashed = [re.sub("^--[^=]+", lambda m: m[0].replace("_", "-"), word) for word in sys.argv[1:]]
