@@ -39,7 +39,7 @@ def watch(world_size, seed, test_images, folder):
     with Launch([command], folder / "output") as run:
         lines = run.succeeded().epochs()
     epochs = [
-        [torch.load(folder / f"{rank}-{epoch}.pt") for rank in range(world_size)]
+        [torch.load(folder / f"{rank}-{epoch}.pt", weights_only=True) for rank in range(world_size)]
         for epoch in range(1, EPOCHS + 1)
     ]
     return Watched(world_size, seed, test_images, lines, epochs)
