@@ -37,12 +37,12 @@ def gone(run, seconds):
     assert 0 not in run.codes, run.story()
 
 
-SAME_AGAIN = ("snmc_dp.py", "mnmc_ddp_env.py", "mnmc_ddp_slurm.py")  # slow, for the full run
+FAST = ("snsc.py", "mnmc_ddp_tcp.py")  # the others are for the full run
 
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(s, marks=pytest.mark.slow) if s in SAME_AGAIN else s for s in SCRIPTS],
+    [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in SCRIPTS],
 )
 def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, script):
     """SIGKILL in the second epoch, then in the third, of the last rank and of rank 0.

@@ -117,6 +117,7 @@ def test_sbatch_runs_to_completion_beside_another_job(finished):
         assert (job.folder / "checkpoints" / job.number / "last.pt").exists()
 
 
+@pytest.mark.slow
 def test_readme_section_runs_as_it_stands(tmp_path):
     """Start, srun, sbatch, status and stop, one after the other."""
     if MISSING:
@@ -134,6 +135,7 @@ def test_readme_section_runs_as_it_stands(tmp_path):
     folder.rmdir()  # fails when stop left something
 
 
+@pytest.mark.slow
 def test_command_line_overrides_the_batch_file(cluster, tmp_path):
     """One node with one torchrun, the form that the comment shows, on the second node."""
 
@@ -203,6 +205,7 @@ def test_wrong_option_is_told_once(cluster, tmp_path):
         assert said == ["mnmc_ddp_slurm.py: error: --batch-size must be above 0 and below 1e9"]
 
 
+@pytest.mark.slow
 def test_scancel_ends_every_task(cluster, tmp_path):
     with Job(cluster, tmp_path, *OPTIONS[:2], "-e", "1000") as job:
         job.wait_for(job.epochs, 90, "an epoch")
