@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+import time
 from unittest import mock
 
 from launch import REPO
@@ -16,23 +17,52 @@ SETTINGS = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
 SETTINGS |= {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
-def as_main(script, words, folder):
+def as_main(script, words, folder, environment):
     """The child's part: the script as __main__ in folder, with its output in the files out, err."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), number)
     os.chdir(folder)
-    sys.argv = [script, *map(str, words)]
-    runpy.run_path(str(REPO / script), run_name="__main__")
+    os.environ |= environment
+    sys.argv = [str(script), *map(str, words)]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def start(script, words, folder, environment):
+    """Starts a script; returns its process."""
+    folder.mkdir(parents=True)
+    process = CONTEXT.Process(target=as_main, args=(script, words, folder, environment))
+    with mock.patch.dict(os.environ, SETTINGS):
+        process.start()
+    return process
+
+
+def end(processes, seconds):
+    """Waits for processes; returns their exit status, None for what took longer and was killed."""
+    deadline = time.monotonic() + seconds
+    codes = []
+    for process in processes:
+        process.join(max(0, deadline - time.monotonic()))
+        codes.append(process.exitcode)
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
 
 
 def run_forked(script, words, folder, seconds=20):
     """Returns (exit status, stdout, stderr); the status is None when it took longer."""
-    folder.mkdir()
-    process = CONTEXT.Process(target=as_main, args=(script, words, folder))
-    with mock.patch.dict(os.environ, SETTINGS):
-        process.start()
-    process.join(seconds)
-    code = process.exitcode
-    process.kill()
-    process.join()
+    (code,) = end([start(REPO / script, words, folder, {})], seconds)
     return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def run_forked_ranks(path, processes, port, folder, seconds=60):
+    """Runs a file as torchrun would, with 0 processes as python; returns (statuses, out, err)."""
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)
+    ] or [{}]
+    folders = [folder / str(rank) for rank in range(len(ranks))]
+    started = [start(path, [], *both) for both in zip(folders, ranks, strict=True)]
+    codes = end(started, seconds)
+    out, err = ("".join((f / name).read_text() for f in folders) for name in ("out", "err"))
+    return codes, out, err

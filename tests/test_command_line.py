@@ -50,8 +50,9 @@ MISTAKES = [
     ("mnmc_ddp_tcp.py", ["--rank", "2", "--world-size", "2"], "--rank: below --world-size"),
     ("mnmc_ddp_tcp.py", ["--sync-bn"], "--sync-bn needs GPUs"),
     ("mnmc_ddp_tcp.py", ["--backend", "nccl"], "no GPU 0 for rank 0, 0 on this node"),
-    ("mnmc_ddp_env.py", [], "torchrun --nproc-per-node 2 mnmc_ddp_env.py"),
-    ("mnmc_ddp_slurm.py", [], "srun --ntasks 2 python mnmc_ddp_slurm.py"),
+    ("mnmc_ddp_env.py", [], "no RANK in the environment: torchrun --nproc-per-node 2"),
+    ("mnmc_ddp_env.py", ["--local-rank=0"], "unrecognized arguments: --local-rank=0"),
+    ("mnmc_ddp_slurm.py", [], "neither srun nor torchrun started this: srun --ntasks 2 python"),
     ("mnmc_ddp_mp.py", ["--nodes", "2", "--node-rank", "2"], "--node-rank below --nodes"),
     ("mnmc_ddp_mp.py", ["--nproc-per-node", "1000000"], "--nproc-per-node must be 1 to 1024"),
 ]

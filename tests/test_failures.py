@@ -60,6 +60,8 @@ def test_killed_run_goes_on_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
         run.wait_for(run.epochs, 60, "an epoch")
         os.kill(run.pid_of(victim), signal.SIGKILL)
         gone(run, 30)
+        if script == "mnmc_ddp_tcp.py":  # no launcher that would end the other
+            assert re.search("Connection closed by peer|Connection reset by peer", run.err), run.err
         seen += run.metrics()
     run = launch(script, processes, *OPTIONS, "--checkpoint", path).succeeded()
     assert [len(seen), len(run.metrics())] == [2, 1], run.story()
@@ -125,7 +127,9 @@ def test_stalled_rank_ends_the_others(launch):
         # a stopped process cannot take, it sends SIGKILL. So does torchrun.
         seconds = 10 + 40 if script == "mnmc_ddp_mp.py" else 10 + 10
         run.wait_for(
-            lambda run=run: "Timed out waiting 10000ms for" in run.err, seconds, "rank 0 to give up"
+            lambda run=run: "Timed out waiting 10000ms for recv" in run.err,
+            seconds,
+            "rank 0 to give up",
         )
         assert re.search(r"File .*mnmc_ddp_.* in (train_one_epoch|evaluate)", run.err), run.story()
         if script == "mnmc_ddp_tcp.py":  # no launcher that would end the stopped rank
@@ -140,24 +144,26 @@ def test_rank_that_never_comes_is_answered_in_one_line(launch):
         tcp = ["python", "mnmc_ddp_tcp.py", "--world-size", 2, "--init-method"]
         mp = ["python", "mnmc_ddp_mp.py", "--nodes", 2, "--nproc-per-node", 1, "--init-method"]
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        late, refused = "Timed out after", "The client socket has timed out"
         commands = [
-            [*tcp, f"tcp://127.0.0.1:{free_port()}"],
-            [*tcp, f"tcp://127.0.0.1:{free_port()}", "--rank", 1],
-            [*tcp, f"tcp://127.0.0.1:{taken}"],
-            [*tcp, "tcp://no.such.host.invalid:1", "--rank", 1],
-            [*mp, f"tcp://127.0.0.1:{free_port()}"],
-            ["python", "mnmc_ddp_env.py"],
-            ["python", "mnmc_ddp_slurm.py"],
+            ([*tcp, f"tcp://127.0.0.1:{free_port()}"], late),
+            ([*tcp, f"tcp://127.0.0.1:{free_port()}", "--rank", 1], refused),
+            ([*tcp, f"tcp://127.0.0.1:{taken}"], "EADDRINUSE"),
+            ([*tcp, "tcp://no.such.host.invalid:1", "--rank", 1], ""),
+            ([*mp, f"tcp://127.0.0.1:{free_port()}"], late),
+            (["python", "mnmc_ddp_env.py"], late),
+            (["python", "mnmc_ddp_slurm.py"], late),
         ]
         common = ["--dataset", "synthetic", "--timeout", 3]
         runs = [
             launch([[*command, *common]], env=alone | {"MASTER_PORT": str(free_port())})
-            for command in commands
+            for command, _ in commands
         ]
-        for run in runs:
+        for run, (_, said) in zip(runs, commands, strict=True):
             gone(run, 60)
-            assert run.out == "", run.story()
+            assert run.out == "", run.story()  # no [init] line
             assert re.fullmatch(r"rank [01] cannot join \(.*\): .+\n", run.err), run.story()
+            assert said in run.err, run.story()
 
 
 def test_file_left_over_from_a_killed_run_never_hangs(launch, tmp_path):

@@ -82,7 +82,9 @@ def test_interface_that_is_wrong_or_missing(launch, name):
     settings = {"HOSTS": name, "NPROC": "1"}
     wrong = launch([two_hosts(SCRIPTS[0], *options)], env=settings | {"GLOO_SOCKET_IFNAME": "ib0"})
     assert wrong.wait().codes == [1]
-    assert len(re.findall("rank [01] cannot join .*ib0", wrong.err)) == 2, wrong.story()
+    assert (
+        len(re.findall("rank [01] cannot join .*Unable to find address for: ib0", wrong.err)) == 2
+    ), wrong.story()
     missing = launch([two_hosts(SCRIPTS[0], *options)], env=settings | {"GLOO_SOCKET_IFNAME": ""})
     assert missing.wait().codes == [1]
     assert re.search(r"rank [01] cannot join .*remote=\[127\.0\.0\.1\]", missing.err)

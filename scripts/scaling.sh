@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Measures on this machine what the README's section on speed says: the scripts against the bare
+# arithmetic, the usual pipeline and processes that do not talk; then many processes with a tiny
+# batch, which is the price of talking. Arguments go through to both runs of benchmark.py.
+#
+#   bash scripts/scaling.sh                        # about ten minutes on two cores
+#   DATASETS=cifar10 JSON=. bash scripts/scaling.sh --repeats 3
+#
+# Settings: those of env.sh, and
+#   DATASETS    default: mnist cifar10
+#   SIZES       images of a step in each process; default: 64 256
+#   WORLDS      numbers of processes of the first table; default: 1 and 2, as far as GPUs go
+#   MANY        numbers of processes of the second table; default: 1 2 4 8 16 32, none with GPUs
+#   JSON        a folder for speed.json and many.json; default: none
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+benchmark="$REPO/scripts/benchmark.py"
+read -ra datasets <<<"${DATASETS:-mnist cifar10}"
+read -ra sizes <<<"${SIZES:-64 256}"
+read -ra worlds <<<"${WORLDS:-}"
+read -ra many <<<"${MANY:-1 2 4 8 16 32}"
+
+options=(--dataset "${datasets[@]}" --batch-size "${sizes[@]}")
+[ -z "${WORLDS:-}" ] || options+=(--world-size "${worlds[@]}")
+[ -z "${JSON:-}" ] || options+=(--json "$JSON/speed.json")
+python "$benchmark" "${options[@]}" "$@"
+
+if [ "$(gpu_count)" -eq 0 ]; then
+    options=(--variants ours_ddp --batch-size 4 --images 80 --world-size "${many[@]}")
+    [ -z "${JSON:-}" ] || options+=(--json "$JSON/many.json")
+    echo
+    python "$benchmark" "${options[@]}" "$@"
+fi

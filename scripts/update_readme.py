@@ -1,0 +1,137 @@
+"""Writes into README.md what is made from the code: diffs between scripts, and what examples print.
+
+    python scripts/update_readme.py            # the diffs
+    python scripts/update_readme.py --run      # and the output under each Python example
+
+A comment above a fenced block says what it is:
+
+    <!-- diff A.py B.py -->        the diff from A to B, without docstrings and imports
+    <!-- torchrun N -->            a Python example for N processes; without it, for one
+    <!-- run -->                   shell commands that tests/test_readme.py runs
+    <!-- run by FILE -->           shell commands that this file runs
+    <!-- not run: REASON -->       shell commands or output that cannot be made here
+
+A text block right under a Python example is what the example prints, its lines sorted when several
+processes print.
+"""
+
+import argparse
+import ast
+import difflib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+README = REPO / "README.md"
+FENCE = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, its code, the comment above it, its heading and place."""
+
+    language: str
+    code: str
+    mark: str
+    heading: str
+    start: int
+    end: int
+
+
+def read_blocks(text):
+    """Returns the fenced blocks of a Markdown text in order."""
+    blocks, heading, done = [], "", 0
+    for match in FENCE.finditer(text):
+        headings = re.findall(r"^#+ (.+)$", text[done : match.start()], re.MULTILINE)
+        heading, done = [heading, *headings][-1], match.end()
+        words = match["language"], match["code"], match["mark"] or "", heading
+        blocks.append(Block(*words, *match.span("code")))
+    return blocks
+
+
+def examples(text):
+    """Returns the Python examples as (block, processes, block with the expected output or None)."""
+    blocks = read_blocks(text)
+    found = []
+    for block, below in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.language == "python":
+            launcher, _, number = block.mark.partition(" ")
+            adjoins = below and below.language == "text"
+            adjoins = adjoins and text[block.end : below.start].split() == ["```", "```text"]
+            processes = int(number) if launcher == "torchrun" else 0
+            found.append((block, processes, below if adjoins else None))
+    return found
+
+
+def body(script):
+    """Returns the lines of a script below its imports."""
+    text = (REPO / script).read_text()
+    imports = [n for n in ast.parse(text).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return text.splitlines()[imports[-1].end_lineno :]
+
+
+def diff(a, b):
+    """Returns the unified diff between two scripts below their imports, one line of context."""
+    rows = difflib.unified_diff(body(a), body(b), a, b, lineterm="", n=1)
+    # Line numbers would change with every docstring.
+    return "\n".join(re.sub(r"^@@.*", "@@", row) for row in rows) + "\n"
+
+
+def sort_lines(output):
+    """Returns printed lines in the order in which the README shows those of several processes."""
+    return "\n".join(sorted(output.splitlines())) + "\n"
+
+
+def run_example(code, processes):
+    """Runs a Python example; returns what it prints. Raises CalledProcessError when it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "example.py").write_text(code)
+        if not processes:
+            return subprocess.check_output([sys.executable, "example.py"], text=True, cwd=folder)
+        # A file for each rank, or their lines would mix.
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--redirects",
+            "1",
+        ]
+        command += ["--log-dir", "log", "--nproc-per-node", str(processes), "example.py"]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}  # else torchrun says that it sets it
+        subprocess.run(command, check=True, cwd=folder, env=env)
+        return sort_lines("".join(f.read_text() for f in Path(folder).rglob("stdout.log")))
+
+
+def update(text, run):
+    """Returns the README's text with its diffs made new, and with run the examples' output."""
+    changes = []
+    for block in read_blocks(text):
+        if block.language == "diff" and block.mark.startswith("diff "):
+            changes.append((block, diff(*block.mark.split()[1:])))
+    for block, processes, output in examples(text):
+        if run and output:
+            changes.append((output, run_example(block.code, processes)))
+    for block, code in sorted(changes, key=lambda change: -change[0].start):
+        text = text[: block.start] + code + text[block.end :]
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", action="store_true", help="run the Python examples, too")
+    README.write_text(update(README.read_text(), parser.parse_args().run))
+
+
+if __name__ == "__main__":
+    main()
