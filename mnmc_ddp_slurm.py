@@ -66,7 +66,8 @@ def build_model(dataset):
     if dataset == "cifar10":
         from torchvision.models import resnet18  # here, for torchvision takes a second to import
 
-        return resnet18(weights=None, num_classes=10)
+        # Residual branches that begin as zero learn faster from large batches (Goyal et al., 2017).
+        return resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
 

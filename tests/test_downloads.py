@@ -67,6 +67,7 @@ def test_one_process_downloads_and_all_train(launch, tmp_path, mirror):
     assert dict(mirror.asked) == dict.fromkeys(mirror.files, 1)
 
 
+@pytest.mark.slow
 def test_download_cut_off_half_way_is_not_taken_for_data(launch, tmp_path, mirror):
     """It ends all ranks with one line; the next start fetches the file again and trains."""
     env = mirror.settings(tmp_path / "site")

@@ -37,7 +37,7 @@ def gone(run, seconds):
     assert 0 not in run.codes, run.story()
 
 
-FAST = ("snsc.py", "mnmc_ddp_tcp.py")  # the others are for the full run
+FAST = ("snsc.py",)  # the others are for the full run
 
 
 @pytest.mark.parametrize(

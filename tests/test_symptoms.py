@@ -1,5 +1,6 @@
 """What the README says of symptoms that the scripts themselves never show: each is made here."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,9 @@ def test_hang_in_evaluation(tmp_path, model):
         assert codes == [0, 0] and err == ""
     else:
         assert codes[1] == 1 and "rank 1 is through" not in out
-        assert "Application timeout caused pair closure" in err and "in forward" in err
+        assert "in forward" in err
+        # It is a race which of gloo's threads gives up first.
+        assert re.search("Application timeout caused pair closure|Timed out waiting 2000ms", err)
 
 
 def test_hang_at_the_end(tmp_path):

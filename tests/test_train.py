@@ -101,6 +101,7 @@ def test_finished_run_has_nothing_left_to_do(launch, tmp_path):
     assert "training finished in" in again.out
 
 
+@pytest.mark.slow
 def test_command_lines_of_older_tutorials(launch):
     """Underscores, --gpuid, --use_mix_precision, --ngpus_per_node and --dist-url still work."""
     address = f"tcp://localhost:{free_port()}"
