@@ -4,10 +4,10 @@
 # batch, which is the price of talking. Arguments go through to both runs of benchmark.py.
 #
 #   bash scripts/scaling.sh                        # about ten minutes on two cores
-#   DATASETS=cifar10 JSON=. bash scripts/scaling.sh --repeats 3
+#   DATASETS=cifar10 JSON=. bash scripts/scaling.sh --repeats 3 --images 1280
 #
 # Settings: those of env.sh, and
-#   DATASETS    default: mnist cifar10
+#   DATASETS    mnist (default), cifar10, or both
 #   SIZES       images of a step in each process; default: 64 256
 #   WORLDS      numbers of processes of the first table; default: 1 and 2, as far as GPUs go
 #   MANY        numbers of processes of the second table; default: 1 2 4 8 16 32, none with GPUs
@@ -15,7 +15,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 benchmark="$REPO/scripts/benchmark.py"
-read -ra datasets <<<"${DATASETS:-mnist cifar10}"
+read -ra datasets <<<"${DATASETS:-mnist}"
 read -ra sizes <<<"${SIZES:-64 256}"
 read -ra worlds <<<"${WORLDS:-}"
 read -ra many <<<"${MANY:-1 2 4 8 16 32}"
@@ -26,8 +26,8 @@ options=(--dataset "${datasets[@]}" --batch-size "${sizes[@]}")
 python "$benchmark" "${options[@]}" "$@"
 
 if [ "$(gpu_count)" -eq 0 ]; then
-    options=(--variants ours_ddp --batch-size 4 --images 80 --world-size "${many[@]}")
+    options=(--variants ours_ddp --batch-size 4 --world-size "${many[@]}")
     [ -z "${JSON:-}" ] || options+=(--json "$JSON/many.json")
     echo
-    python "$benchmark" "${options[@]}" "$@"
+    python "$benchmark" "${options[@]}" "$@" --images 80
 fi
