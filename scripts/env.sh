@@ -45,7 +45,11 @@ if [ -z "${NPROC:-}" ]; then
     NPROC="$(gpu_count)"
     [ "$NPROC" -gt 0 ] || NPROC=2
 fi
-threads="$(($(getconf _NPROCESSORS_ONLN) / NPROC))"
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
+# What an earlier call of this file has set is counted anew, for another NPROC.
+if [ -z "${OMP_NUM_THREADS:-}" ] || [ "$OMP_NUM_THREADS" = "${ENV_SH_THREADS:-}" ]; then
+    threads="$(($(getconf _NPROCESSORS_ONLN) / NPROC))"
+    export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
+    export ENV_SH_THREADS="$OMP_NUM_THREADS"
+fi
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1000000000}"
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1000000000}"

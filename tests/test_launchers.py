@@ -104,6 +104,15 @@ def test_env_sh_keeps_what_is_set(launch):
     assert launch([["bash", "-euc", show]], env=env).succeeded().out == "5 7 9\n"
 
 
+def test_env_sh_counts_its_own_threads_anew(launch):
+    """Sourced for two processes, then for one: all cores, as if it had not been sourced before."""
+    show = "NPROC=1; source scripts/env.sh; echo $OMP_NUM_THREADS"
+    twice = f"NPROC=1000; source scripts/env.sh; echo $OMP_NUM_THREADS; {show}"
+    env = {"OMP_NUM_THREADS": ""}
+    one, again = (launch([["bash", "-euc", words]], env=env).succeeded() for words in (show, twice))
+    assert again.out == f"1\n{one.out}"
+
+
 def test_diff_sh(launch):
     command = ["bash", "scripts/diff.sh", "snsc.py", "snmc_dp.py"]
     run = launch([command], env={"WIDTH": "210"}).succeeded()

@@ -76,12 +76,8 @@ def test_example_prints_the_same_under_torchrun(block, processes, output):
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A copy of the repository's files, for commands that write into it."""
-    folder = tmp_path_factory.mktemp("clone")
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.check_output(listed, cwd=REPO, text=True).splitlines():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPO / name, folder / name)
-    return folder
+    ignored = shutil.ignore_patterns(".git", ".venv", "data", "checkpoints", "*cache*")
+    return Path(shutil.copytree(REPO, tmp_path_factory.mktemp("clone") / "repo", ignore=ignored))
 
 
 def shape(line):
@@ -178,13 +174,8 @@ def test_folder_of_images(launch, tmp_path):
     """The patch for image folders applies to mnmc_ddp_env.py, and the result trains."""
     (patch,) = (block for block in BLOCKS if block.mark == "patch mnmc_ddp_env.py")
     script = shutil.copy(REPO / "mnmc_ddp_env.py", tmp_path)
-    subprocess.run(
-        ["git", "apply", "--unidiff-zero", "-p0", "-"],
-        input=patch.code,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
+    apply = ["git", "apply", "-p0", "-"]
+    subprocess.run(apply, input=patch.code, text=True, cwd=tmp_path, check=True)
     assert Path(script).read_text() != (REPO / "mnmc_ddp_env.py").read_text()
     generator = torch.Generator().manual_seed(0)
     for split, count in (("train", 8), ("val", 3)):
@@ -216,7 +207,6 @@ def test_links_lead_to_files_and_headings_that_exist():
 
 
 def test_files_that_are_named_exist():
-    # slurm-<job id>.out and the like are made, not kept.
     for name in set(re.findall(r"`((?:scripts/|tests/)?[\w./]+\.(?:py|sh|sbatch|txt))`", TEXT)):
         found = [REPO / name, REPO / "tests" / name, REPO / "scripts" / name]
         assert name == "example.py" or any(path.exists() for path in found), name
