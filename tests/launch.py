@@ -40,6 +40,12 @@ def free_port():
         return s.getsockname()[1]
 
 
+def shape(line):
+    """What of a printed line is the same on every machine: no numbers, no host, single spaces."""
+    line = re.sub(r"(cpu|cuda:\d) \| (gloo|nccl|none) \| \S+$", "HOST", line)
+    return re.sub(r"[\d.]+", "0", " ".join(line.split()))
+
+
 def marked_pids(mark):
     """Process ids of all that runs with this NAME=value in its environment."""
     found = []

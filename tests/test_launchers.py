@@ -4,7 +4,8 @@ import os
 import re
 
 import pytest
-from launch import REPO, free_port
+import update_readme
+from launch import REPO, free_port, shape
 
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
 
@@ -62,7 +63,13 @@ def test_run_all_ends_with_six_rows(launch):
     assert [row[:2] for row in run.inits()] == [(0, 1)] * 2 + [(0, 2)] * 4 + [(1, 2)] * 4
     assert [line["count"] for line in run.epochs()] == [2000] * 6
     assert run.own_err() == "", run.story()
+    (shown,) = (
+        block.code.splitlines()
+        for block in update_readme.read_blocks(update_readme.README.read_text())
+        if block.mark == "printed by tests/test_launchers.py"
+    )
     header, *rows = run.out.splitlines()[-7:]
+    assert [shape(line) for line in shown] == [shape(line) for line in (header, *rows)]
     assert " ".join(header.split()) == "script launched by processes test accuracy images/s seconds"
     row = re.compile(r"^(\w+\.py) +(\S.*?) +(\d+) +([\d.]+)% +(\d+) +([\d.]+)$")
     table = [row.match(line).groups() for line in rows]

@@ -13,7 +13,7 @@ import pytest
 import torch
 import update_readme
 from forked import run_forked, run_forked_ranks
-from launch import REPO, SCRIPTS, Launch, free_port
+from launch import REPO, SCRIPTS, Launch, free_port, shape
 from PIL import Image
 from torch.distributed.run import get_args_parser
 
@@ -32,9 +32,11 @@ def test_every_block_is_of_a_kind_that_is_checked():
     assert not re.search(r"^ {4}\S", PROSE, re.MULTILINE)
     for block in SHELL:
         assert re.match(r"run$|run at once$|run by \S+$|not run: .+", block.mark), block
-    for block in BLOCKS:
+    for above, block in zip(BLOCKS, BLOCKS[1:], strict=False):
         if block.language == "diff":
             assert block.mark.split()[0] in ("diff", "patch"), block
+        if block.language == "text" and not block.mark.startswith("printed by "):
+            assert TEXT[above.end : block.start] == "```\n```text\n", block
 
 
 def test_diffs_are_those_of_the_scripts():
@@ -78,12 +80,6 @@ def clone(tmp_path_factory):
     """A copy of the repository's files, for commands that write into it."""
     ignored = shutil.ignore_patterns(".git", ".venv", "data", "checkpoints", "*cache*")
     return Path(shutil.copytree(REPO, tmp_path_factory.mktemp("clone") / "repo", ignore=ignored))
-
-
-def shape(line):
-    """What of a printed line is the same on every machine."""
-    line = re.sub(r"(cpu|cuda:\d) \| (gloo|nccl|none) \| \S+$", "HOST", line)
-    return re.sub(r"[\d.]+", "0", " ".join(line.split()))
 
 
 def output_under(block):
