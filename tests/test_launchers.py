@@ -14,7 +14,8 @@ def test_env_sh_on_two_nodes(launch):
     """Two torchruns on one machine, told apart by NODE_RANK."""
     command = ["bash", REPO / "scripts" / "mnmc_ddp_env.sh", *ONE_EPOCH]
     shared = {"NNODES": "2", "NPROC": "1", "MASTER_PORT": str(free_port())}
-    shared["MASTER_ADDR"] = "127.0.0.1"
+    # One thread: the nodes share the cores, and two that wait for each other in turns take forever.
+    shared |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     runs = [launch([command], env=shared | {"NODE_RANK": str(rank)}) for rank in range(2)]
     for rank, run in enumerate(runs):
         assert run.succeeded().inits()[0][:3] == (rank, 2, 0)
