@@ -232,7 +232,8 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
             scaler.load_state_dict(state["scaler"])
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        # The first sentence: torch's second one advises to switch weights_only off.
+        reason = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
         sys.exit(f"cannot use the checkpoint {path} ({reason}): name another file")
 
 
