@@ -49,11 +49,11 @@ REPO = Path(snsc.__file__).parent
 
 def load_images(dataset, data_root, count):
     """Returns count training images and labels as load_split does; noise where there are none."""
-    folder, shape = {
-        "mnist": ("MNIST/raw", (1, 28, 28)),
-        "cifar10": ("cifar-10-batches-py", (3, 32, 32)),
+    file, shape = {
+        "mnist": ("MNIST/raw/train-images-idx3-ubyte", (1, 28, 28)),
+        "cifar10": ("cifar-10-batches-py/data_batch_1", (3, 32, 32)),
     }[dataset]
-    if (data_root / folder).exists():
+    if (data_root / file).exists():  # a failed download leaves the folder alone
         images, labels = snsc.load_split(dataset, data_root, train=True)
         return images[:count], labels[:count]
     noise = torch.randint(256, (count, *shape), dtype=torch.uint8)

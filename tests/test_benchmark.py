@@ -13,6 +13,7 @@ COLUMNS = "dataset batch W bare ours ours_ddp textbook input ours/bare ddp/ours 
 @pytest.mark.slow
 def test_scaling_prints_and_writes_both_tables(launch, tmp_path):
     """The README's command in small, on made-up images; ratios are those of the speeds."""
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)  # what a failed download leaves
     command, _ = readme_commands("Speed and scale")
     sizes = {"DATASETS": "mnist cifar10", "SIZES": "4", "WORLDS": "2", "MANY": "1 3"}
     small = f"--images 8 --repeats 1 --data-root {tmp_path}"
