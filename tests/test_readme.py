@@ -184,6 +184,41 @@ def test_folder_of_images(launch, tmp_path):
     words = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
     run = launch([[*words, "--data-root", tmp_path / "images", "-e", "1", "-b", "4"]])
     assert [line["count"] for line in run.succeeded().epochs()] == [6], run.story()
+    assert "UserWarning" not in run.err
+    run = launch([[*words, "--data-root", tmp_path]]).wait()
+    assert run.err.count(f"cannot load imagenet: [Errno 2] No such file or directory: '{tmp_path}/")
+
+
+# What the lines that 'Make it yours' names become for tables of 20 numbers with a yes or no.
+LOAD = """numbers = torch.randn(len(labels), 20, generator=generator)
+        return numbers, (numbers[:, 0] * numbers[:, 1] > 0).long()
+        return (templates[labels]"""
+LOSS = "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())"
+TABLE = {
+    "return ConvNet()": "return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))",
+    "return (templates[labels]": LOAD,
+    ".float() / 127.5 - 1": "",
+    'if args.dataset == "cifar10":': "if False:",
+    "F.cross_entropy(logits, labels)": LOSS,
+    "logits.argmax(1) == labels": "(logits.squeeze(1) > 0).long() == labels",
+    "train_set[:1][0].to(device).float()": "train_set[:1][0].to(device)",
+}
+
+
+@pytest.mark.slow
+def test_make_it_yours_names_all_that_must_change(launch, tmp_path):
+    """After a change of each line in the table, and of no other, another task is learned."""
+    section = TEXT.partition("\n## Make it yours\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \| .+ \|$", section, re.MULTILINE)
+    assert [line for line, _ in rows] == list(TABLE)
+    code = (REPO / "mnmc_ddp_env.py").read_text()
+    for line, where in rows:
+        assert code.count(line) == len(where.split(",")), line
+        code = code.replace(line, TABLE[line])
+    (tmp_path / "mine.py").write_text(code)
+    words = ["torchrun", "--standalone", "--nproc-per-node", 2, tmp_path / "mine.py"]
+    run = launch([[*words, "--dataset", "synthetic", "-e", "4"]]).succeeded()
+    assert run.epochs()[-1]["test"] > 90, run.story()
 
 
 def headings():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from forked import run_forked_ranks
 from launch import free_port
 from torch.utils.data import DistributedSampler
@@ -77,3 +78,9 @@ def test_torchrun_is_not_found_but_its_module_is(tmp_path):
     assert "torchrun: command not found" in run.stderr
     command = [sys.executable, "-m", "torch.distributed.run", "--help"]
     assert "--nproc-per-node" in subprocess.check_output(command, text=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to find")
+def test_torchrun_for_gpus_without_one(launch):
+    run = launch([["torchrun", "--nproc-per-node", "gpu", "mnmc_ddp_env.py"]]).wait()
+    assert run.codes == [1] and "ValueError: Cuda is not available." in run.err
