@@ -20,6 +20,7 @@ import re
 import socket
 import sys
 import tempfile
+import textwrap
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -226,8 +227,8 @@ def load_checkpoint(path, dataset, model, optimizer, scaler):
             scaler.load_state_dict(state["scaler"])
         return state["epoch"]
     except Exception as error:  # a damaged file makes torch.load raise almost anything
-        # The first sentence: torch's second one advises to switch weights_only off.
-        reason = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
+        # In one line, without the second sentence: torch advises there to switch weights_only off.
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 250).split(". ")[0]
         sys.exit(f"cannot use the checkpoint {path} ({reason}): name another file")
 
 

@@ -189,4 +189,6 @@ def test_bad_checkpoint_is_refused_in_one_line(tmp_path, kind):
         snsc.load_checkpoint(path, "mnist", model, optimizer, scaler)
     assert "\n" not in str(said.value)
     assert "weights_only" not in str(said.value)  # torch advises to switch it off
+    if kind == "of another model":
+        assert 'Missing key(s) in state_dict: "conv1.weight"' in str(said.value)
     assert not (tmp_path / "ran").exists()
