@@ -1,9 +1,14 @@
 """The launch fixture, and the rule that with CI=true a test may be skipped for a GPU alone."""
 
 import os
+import signal
 
 import pytest
 from launch import Launch, commands_for
+
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C;
+# torch ends the workers of mp.spawn by it. A handler is back to the default in new programs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
