@@ -35,7 +35,7 @@ run() {
     rows+=("$(awk -v script="$script" -v launched_by="$launched_by" -v processes="$processes" '
         match($0, /test acc [0-9.]+%/) { accuracy = substr($0, RSTART + 9, RLENGTH - 9) }
         match($0, /[0-9]+ img\/s/) { speed = substr($0, RSTART, RLENGTH - 6) }
-        /^training finished in/ { seconds = $4 }
+        /^epoch / { seconds += $(NF - 1) }
         END { printf "%-18s %-24s %9d %13s %9d %9.1f", script, launched_by, processes, accuracy, speed, seconds }
     ' "$log")")
 }

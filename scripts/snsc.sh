@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on one card, or on the CPU. Arguments go through to snsc.py.
+# Trains on one GPU, or on the CPU. Arguments go through to snsc.py.
 #
 #   bash scripts/snsc.sh --dataset synthetic --epochs 1
 #   CUDA_VISIBLE_DEVICES=1 bash scripts/snsc.sh

@@ -4,7 +4,8 @@
 #
 #   bash scripts/test.sh                 # a few minutes on two cores
 #   bash scripts/test.sh --all           # those marked slow too
-#   bash scripts/test.sh -k resume -x
+#   bash scripts/test.sh tests/test_train.py -k resume -x
+#   bash scripts/test.sh -m gpu          # what needs a GPU
 #
 # Settings: those of env.sh, and
 #   CI  when true, a test that cannot run on this machine fails, unless it needs a GPU
@@ -20,6 +21,11 @@ if [ "${1:-}" = --all ]; then
     shift
 fi
 cd "$REPO"
+# All tests, unless some are named.
+files=(tests)
+for word in "$@"; do
+    case "$word" in tests/*) files=() ;; esac
+done
 # Two test files at a time: launches spend much of their time waiting.
 exec python -m pytest -c tests/pytest.ini --rootdir . -n 2 --dist loadfile --no-loadscope-reorder \
-    -m "$markers" tests "$@"
+    -m "$markers" "${files[@]}" "$@"

@@ -11,9 +11,9 @@ from launch import REPO
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torchvision", "tqdm"])
-# The server's environment, and so its children's: what the scripts set before they import torch,
-# and no network: a download fails at once.
-SETTINGS = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
+# The server's environment, and so its children's: one thread, and no network: a download fails at
+# once.
+SETTINGS = {"OMP_NUM_THREADS": "1"}
 SETTINGS |= {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 

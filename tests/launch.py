@@ -42,7 +42,7 @@ def free_port():
 
 def shape(line):
     """What of a printed line is the same on every machine: no numbers, no host, single spaces."""
-    line = re.sub(r"(cpu|cuda:\d) \| (gloo|nccl|none) \| \S+$", "HOST", line)
+    line = re.sub(r"(cpu|cuda:\d) \| (gloo|nccl) \| \S+$", "HOST", line)
     return re.sub(r"[\d.]+", "0", " ".join(line.split()))
 
 
@@ -122,7 +122,8 @@ class Launch:
 
     @property
     def out(self):
-        return "".join(paths[0].read_text() for paths in self.outputs)
+        text = "".join(paths[0].read_text() for paths in self.outputs)
+        return re.sub(r"^\[Gloo\] .*\n", "", text, flags=re.MULTILINE)  # torch 2.8 prints these
 
     @property
     def err(self):
@@ -186,6 +187,21 @@ class Launch:
         keys = ("epoch", "epochs", "loss", "train", "test", "correct", "count")
         return [tuple(line[key] for key in keys) for line in self.epochs()]
 
+    def last_line(self):
+        """The last line on standard error that the scripts wrote, or torch for them.
+
+        What launchers add below it is left out: torchrun's page about the failure, the line of
+        mp.spawn that says which worker failed, and srun's lines.
+        """
+        text = re.split(r"^E\d{4} .*torch/distributed/elastic/", self.err, flags=re.MULTILINE)[0]
+        text = re.split(
+            r"^W\d{4} .*torch/(distributed/elastic|multiprocessing)/", text, flags=re.MULTILINE
+        )[0]
+        lines = [
+            line for line in text.splitlines() if line.strip() and not line.startswith("srun: ")
+        ]
+        return lines[-1] if lines else ""
+
     def own_err(self):
         """Standard error without what torchrun itself prints."""
         return TORCHRUN_SAYS.sub("", self.err).strip()
@@ -210,12 +226,14 @@ def docstring_commands(script):
     """The indented commands of a script's docstring, each as a list of words."""
     text = ast.get_docstring(ast.parse((REPO / script).read_text())).replace("\\\n", " ")
     lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in commands if words]
 
 
-def readme_commands(section):
-    """The commands of a README section's blocks that are marked as run, in one line each."""
-    text = (REPO / "README.md").read_text()
+def page_commands(page, section):
+    """The commands of a page's section that are marked as run, in one line each."""
+    text = (REPO / page).read_text()
     part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    assert part, f"no section {section} in {page}"
     found = re.findall(r"<!-- run[^>]*-->\n```bash\n(.*?)```", part, re.DOTALL)
     return [" ".join(line.split()) for line in "".join(found).replace("\\\n", "").splitlines()]

@@ -34,9 +34,9 @@ def watch(script, folder):
     train_one_epoch, evaluate = script.train_one_epoch, script.evaluate
     seen = {}
 
-    def train_and_record(model, loader, optimizer, scaler, epoch, *rest):
+    def train_and_record(model, loader, optimizer, epoch, *rest):
         recorded = Recorded(loader)
-        result = train_one_epoch(model, recorded, optimizer, scaler, epoch, *rest)
+        result = train_one_epoch(model, recorded, optimizer, epoch, *rest)
         seen.update(train=recorded.numbers, epoch=epoch + 1)
         return result
 

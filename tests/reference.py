@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 
 def shards(count, world_size, seed, epoch):
-    """The training images of each rank in an epoch: one shared order, dealt out like cards."""
-    generator = torch.Generator().manual_seed(1000 * seed + epoch)
+    """The training images of each rank in an epoch: one shared order, dealt out in turn."""
+    generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(count, generator=generator).tolist()
     order += order[: -count % world_size]  # the first images again, for shards of equal length
     return [order[rank::world_size] for rank in range(world_size)]

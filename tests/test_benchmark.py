@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from launch import REPO, readme_commands
+from launch import REPO, page_commands
 
 COLUMNS = "dataset batch W bare ours ours_ddp textbook input ours/bare ddp/ours ours/textbook"
 
@@ -14,7 +14,7 @@ COLUMNS = "dataset batch W bare ours ours_ddp textbook input ours/bare ddp/ours 
 def test_scaling_prints_and_writes_both_tables(launch, tmp_path):
     """The README's command in small, on made-up images; ratios are those of the speeds."""
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)  # what a failed download leaves
-    command, _ = readme_commands("Speed and scale")
+    command, _ = page_commands("docs/performance.md", "Speed and scale")
     sizes = {"DATASETS": "mnist cifar10", "SIZES": "4", "WORLDS": "2", "MANY": "1 3"}
     small = f"--images 8 --repeats 1 --data-root {tmp_path}"
     run = launch([["bash", "-c", f"{command} {small}"]], env=sizes | {"JSON": str(tmp_path)})
@@ -71,6 +71,6 @@ def test_textbook_images_are_the_usual_ones():
 
 
 def test_wrong_sizes_are_answered_in_one_line(launch):
-    run = launch([["python", REPO / "scripts/benchmark.py", "--images", "0"]]).wait()
+    run = launch([["python", REPO / "scripts/lab/benchmark.py", "--images", "0"]]).wait()
     assert run.codes == [2]
     assert re.search("error: sizes, images and repeats must be above 0$", run.err.strip())

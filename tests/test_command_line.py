@@ -1,4 +1,4 @@
-"""--help, the commands in the docstrings, and one line for each mistake."""
+"""--help, the commands in the docstrings, and a last line that says what is wrong."""
 
 import ast
 import re
@@ -6,19 +6,18 @@ import re
 import pytest
 import torch
 from forked import run_forked
-from launch import REPO, SCRIPTS, docstring_commands
+from launch import DDP, REPO, SCRIPTS, docstring_commands, free_port
 
-COMMON = (
-    "--dataset --data-root --epochs --batch-size --lr --seed --amp --use-mix-precision --checkpoint"
-)
+import snmc_dp
+
+COMMON = "--dataset --data-root --epochs --batch-size --lr --seed --amp --checkpoint"
 COMMON_DDP = f"{COMMON} --backend --timeout --sync-bn"
 OPTIONS = {
-    "snsc.py": f"{COMMON} --gpu --gpuid",
+    "snsc.py": f"{COMMON} --gpu",
     "snmc_dp.py": COMMON,
-    "mnmc_ddp_tcp.py": f"{COMMON_DDP} --init-method --rank --world-size --gpu --gpuid",
+    "mnmc_ddp_tcp.py": f"{COMMON_DDP} --init-method --rank --world-size --gpu",
     "mnmc_ddp_env.py": COMMON_DDP,
-    "mnmc_ddp_mp.py": f"{COMMON_DDP} --nodes --node-rank --nproc-per-node --ngpus-per-node "
-    "--init-method --dist-url",
+    "mnmc_ddp_mp.py": f"{COMMON_DDP} --nodes --node-rank --nproc-per-node --init-method",
     "mnmc_ddp_slurm.py": COMMON_DDP,
 }
 
@@ -31,7 +30,7 @@ def test_help_and_docstring(launch, script):
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", listed)) - {"--help"}
     assert options == set(OPTIONS[script].split())
     own_docstring = ast.get_docstring(ast.parse((REPO / script).read_text()))
-    assert own_docstring in run.out
+    assert own_docstring.splitlines()[0] in " ".join(run.out.split())
     commands = docstring_commands(script)
     assert len(commands) >= 3
     for words in commands:
@@ -41,104 +40,95 @@ def test_help_and_docstring(launch, script):
         assert {word for word in after if word.startswith("--")} <= options, words
 
 
+# Script, options, and what the last line on stderr says.
 MISTAKES = [
-    ("snsc.py", ["--lr", "nan"], "--lr must be above 0"),
-    ("snmc_dp.py", ["--seed", "-1"], "--seed must be between"),
-    ("snmc_dp.py", ["--dataset", "imagenet"], "invalid choice: 'imagenet' (choose from"),
-    ("snsc.py", ["--checkpoint", "/proc/last.pt"], "cannot use the checkpoint /proc/last.pt"),
-    ("snsc.py", ["--dataset", "cifar10", "--data-root", "/proc/x"], "cannot load cifar10 from"),
-    ("mnmc_ddp_tcp.py", ["--rank", "2", "--world-size", "2"], "--rank: below --world-size"),
-    ("mnmc_ddp_tcp.py", ["--sync-bn"], "--sync-bn needs GPUs"),
-    ("mnmc_ddp_tcp.py", ["--backend", "nccl"], "no GPU 0 for rank 0, 0 on this node"),
-    ("mnmc_ddp_env.py", [], "no RANK in the environment: torchrun --nproc-per-node 2"),
-    ("mnmc_ddp_env.py", ["--local-rank=0"], "unrecognized arguments: --local-rank=0"),
-    ("mnmc_ddp_slurm.py", [], "neither srun nor torchrun started this: srun --ntasks 2 python"),
-    ("mnmc_ddp_mp.py", ["--nodes", "2", "--node-rank", "2"], "--node-rank below --nodes"),
-    ("mnmc_ddp_mp.py", ["--nproc-per-node", "1000000"], "--nproc-per-node must be 1 to 1024"),
+    ("snsc.py", "--batch-size 0", "batch_size should be a positive integer value"),
+    ("snsc.py", "--batch-size many", "argument -b/--batch-size: invalid int value: 'many'"),
+    ("snsc.py", "--epochs 1.5", "argument -e/--epochs: invalid int value: '1.5'"),
+    ("snsc.py", "--lr fast", "argument --lr: invalid float value: 'fast'"),
+    ("snsc.py", f"--seed {'9' * 20}", "Overflow when unpacking long"),
+    ("snsc.py", "--batch_size 8", "unrecognized arguments: --batch_size 8"),
+    ("snsc.py", "--checkpoint /proc/x/last.pt", "No such file or directory: '/proc/x'"),
+    (
+        "snsc.py",
+        "--dataset cifar10 --data-root /proc/x",
+        "cannot load cifar10: --dataset synthetic",
+    ),
+    ("snmc_dp.py", "--dataset imagenet", "invalid choice: 'imagenet' (choose from"),
+    ("mnmc_ddp_tcp.py", "--rank 2 --world-size 2", "--rank must be below --world-size"),
+    ("mnmc_ddp_tcp.py", "--rank -1", "--rank must be below --world-size"),
+    ("mnmc_ddp_tcp.py", "--backend mpi", "invalid choice: 'mpi'"),
+    ("mnmc_ddp_tcp.py", "--timeout nan", "ValueError: cannot convert float NaN to integer"),
+    ("mnmc_ddp_tcp.py", "--init-method http://x:1", "No rendezvous handler for http://"),
+    ("mnmc_ddp_tcp.py", "--init-method tcp://127.0.0.1", "port number missing"),
+    ("mnmc_ddp_env.py", "", "start this script with torchrun: torchrun --nproc-per-node 2"),
+    ("mnmc_ddp_env.py", "--local-rank=0", "unrecognized arguments: --local-rank=0"),
+    (
+        "mnmc_ddp_slurm.py",
+        "",
+        "start this script with srun: srun --ntasks 2 python mnmc_ddp_slurm.py",
+    ),
+    ("mnmc_ddp_mp.py", "--nodes 2 --node-rank 2", "--node-rank must be below --nodes"),
+]
+NEEDS_GPU = [
+    ("mnmc_ddp_tcp.py", "--sync-bn", "SyncBatchNorm layers only work with GPU modules"),
+    (
+        "mnmc_ddp_tcp.py",
+        "--backend nccl",
+        "device_id parameter must be a device with a valid index",
+    ),
 ]
 
 
-def check_one_line(code, out, err):
-    """One line on stderr, an exit status that says so, and no metrics."""
-    assert code not in (0, None)
-    assert "Traceback" not in err and err.count("\n") == 1, err
-    assert "epoch" not in out
-
-
-@pytest.mark.parametrize(("script", "words", "said"), MISTAKES)
-def test_mistake_is_answered_in_one_line(tmp_path, script, words, said):
-    if "nccl" in words and torch.cuda.is_available():
+@pytest.mark.parametrize(("script", "words", "said"), MISTAKES + NEEDS_GPU)
+def test_last_line_says_what_is_wrong(tmp_path, script, words, said):
+    """The status says so, too, nothing is trained and nothing is written."""
+    if (script, words, said) in NEEDS_GPU and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    code, out, err = run_forked(script, ["--dataset", "synthetic", *words], tmp_path / "run")
-    check_one_line(code, out, err)
-    assert said in err
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"out", "err"}  # nothing written
+    if "--init-method" not in words and script == "mnmc_ddp_tcp.py":
+        words += f" --init-method tcp://127.0.0.1:{free_port()}"
+    options = ["--dataset", "synthetic", *words.split()]
+    code, out, err = run_forked(script, options, tmp_path / "run")
+    assert code not in (0, None), err
+    assert said in err.rstrip().splitlines()[-1], err
+    assert "epoch" not in out
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"out", "err"}
 
 
-WEIRD = (
-    "-1",
-    "0",
-    "1e30",
-    "9" * 20,
-    "nan",
-    "inf",
-    "",
-    "many",
-    "/",
-    "tcp://127.0.0.1",
-    "http://x:1",
-)
-WEIRD_FOR = {
-    "snsc.py": "--data-root --epochs --batch-size --lr --seed --checkpoint --dataset --gpu",
-    "mnmc_ddp_tcp.py": "--timeout --backend --init-method --rank --world-size --gpu",
-    "mnmc_ddp_mp.py": "--nodes --node-rank --nproc-per-node --init-method",
-}
-# These may train: a folder or a file of that name, a GPU that no CPU run looks at, and plain zeros.
-FINE = {("--seed", "0"), ("--rank", "0"), ("--node-rank", "0"), ("--gpu", "-1"), ("--gpu", "0")}
-FINE |= {("--gpu", "9" * 20)} | {
-    ("--checkpoint", value) for value in WEIRD if value not in ("", "/")
-}
+def test_amp_on_several_gpus_is_refused_by_data_parallel(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("sys.argv", ["snmc_dp.py", "--amp"])
+    with pytest.raises(SystemExit, match="2"):
+        snmc_dp.parse_args()
+    assert capsys.readouterr().err.endswith(
+        "error: --amp needs a single GPU in this script: set CUDA_VISIBLE_DEVICES\n"
+    )
 
 
-@pytest.mark.parametrize("script", WEIRD_FOR)
-def test_weird_values_are_answered_in_one_line(tmp_path, script):
-    """No option's value brings a traceback, a hang or a run that nobody asked for."""
-    for option in WEIRD_FOR[script].split():
-        for value in WEIRD:
-            if (option, value) in FINE:
-                continue
-            words = ["--dataset", "synthetic", option, value]
-            if option == "--data-root":
-                words = [option, value]
-            folder = tmp_path / f"{option}{WEIRD.index(value)}"
-            code, out, err = run_forked(script, words, folder)
-            assert code not in (0, None), (words, out, err)
-            assert "Traceback" not in err and err.count("\n") == 1, (words, err)
-            assert "epoch" not in out, (words, out)
-
-
-def test_torchrun_complains_once(launch):
-    """All ranks read the same wrong option; rank 0 alone says so."""
-    run = launch("mnmc_ddp_env.py", 2, "--batch-size", "0").wait()
+def test_wrong_option_ends_all_ranks(launch):
+    """Every rank of torchrun says so itself."""
+    run = launch("mnmc_ddp_env.py", 2, "--batch-size", "many").wait(60)
     assert run.codes != [0]
-    assert run.err.count("--batch-size must be above 0") == 1, run.story()
+    assert run.last_line().endswith("invalid int value: 'many'"), run.story()
 
 
-def test_absent_data_ends_all_ranks(launch, tmp_path):
-    """A data folder that cannot be made: one line from rank 0, and no rank waits for it."""
+# A rank that fails alone, in the download: rank 0's data folder is a file. By hand the other one
+# sees a closed connection; the launchers end it. All in seconds, far below the time-out of 600 s.
+@pytest.mark.parametrize("script", DDP[:3])
+def test_failed_download_ends_all_ranks(launch, tmp_path, script):
     (tmp_path / "file").write_text("not a folder")
-    for script in ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py"):
-        run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)
-        assert 0 not in run.codes, run.story()
-        assert run.err.count("cannot load mnist from") == 1, run.story()
-        assert "mnmc_ddp" not in "".join(re.findall(r'File "(\S+)", line', run.err)), run.story()
+    run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)
+    assert 0 not in run.codes, run.story()
+    assert "cannot load mnist: --dataset synthetic needs no download" in run.err, run.story()
+    assert not run.pids()
 
 
-def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path):
+@pytest.mark.parametrize("script", DDP[:3])
+def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path, script):
     (tmp_path / "last.pt").write_bytes(b"no checkpoint")
     options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
-    for script, processes in (("mnmc_ddp_env.py", 2), ("mnmc_ddp_mp.py", 2)):
-        run = launch(script, processes, *options).wait(60)
-        assert 0 not in run.codes, run.story()
-        assert run.err.count("cannot use the checkpoint") == 1, run.story()
-        assert "mnmc_ddp" not in "".join(re.findall(r'File "(\S+)", line', run.err)), run.story()
+    run = launch(script, 2, *options).wait(60)
+    assert 0 not in run.codes, run.story()
+    assert f"{tmp_path}/last.pt cannot be read as a checkpoint" in run.err, run.story()
+    assert (tmp_path / "last.pt").read_bytes() == b"no checkpoint"
+    assert not run.pids()

@@ -29,11 +29,11 @@ def test_augment_shifts_and_mirrors():
 
 
 def test_synthetic_images_are_the_same_everywhere():
-    images, labels = snsc.load_split("synthetic", None, train=True)
+    images, labels = snsc.load_split("synthetic", None, train=True).tensors
     assert images.shape == (10_000, 1, 28, 28) and images.dtype == torch.uint8
     assert labels.shape == (10_000,) and labels.dtype == torch.int64
-    again, _ = snsc.load_split("synthetic", None, train=True)
-    test, _ = snsc.load_split("synthetic", None, train=False)
+    again, _ = snsc.load_split("synthetic", None, train=True).tensors
+    test, _ = snsc.load_split("synthetic", None, train=False).tensors
     assert torch.equal(images, again)
     assert len(test) == 2_000
     assert not torch.equal(images[:2_000], test)

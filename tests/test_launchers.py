@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-import update_readme
+import update_pages
 from launch import REPO, free_port, shape
 
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
@@ -61,12 +61,13 @@ def test_run_all_ends_with_six_rows(launch):
     """The main job, which runs five of the launchers; without Slurm the last row says so."""
     run = launch([["bash", REPO / "scripts/run_all.sh"]], env={"SLURM_CONF": "/dev/null"})
     run.succeeded(240)
-    assert [row[:2] for row in run.inits()] == [(0, 1)] * 2 + [(0, 2)] * 4 + [(1, 2)] * 4
+    assert [row[:2] for row in run.inits()] == [(0, 2)] * 4 + [(1, 2)] * 4
+    assert len(re.findall(r"^\[init\] (cpu|cuda:0)$", run.out, re.MULTILINE)) == 2
     assert [line["count"] for line in run.epochs()] == [2000] * 6
     assert run.own_err() == "", run.story()
     (shown,) = (
         block.code.splitlines()
-        for block in update_readme.read_blocks(update_readme.README.read_text())
+        for block in update_pages.read_blocks(update_pages.README.read_text())
         if block.mark == "printed by tests/test_launchers.py"
     )
     header, *rows = run.out.splitlines()[-7:]
@@ -82,13 +83,13 @@ def test_run_all_ends_with_six_rows(launch):
         ("mnmc_ddp_mp.py", "python, spawns workers", "2"),
         ("mnmc_ddp_slurm.py", "torchrun (no Slurm here)", "2"),
     ]
-    assert all(float(r[3]) > 95 and int(r[4]) > 0 for r in table)
+    assert all(float(r[3]) > 95 and int(r[4]) > 0 and float(r[5]) > 0 for r in table)
 
 
 def test_run_all_fails_with_the_output_of_what_failed(launch):
-    run = launch([["bash", REPO / "scripts/run_all.sh", "--lr", "0"]]).wait()
+    run = launch([["bash", REPO / "scripts/run_all.sh", "--lr", "fast"]]).wait()
     assert run.codes == [1]
-    assert "--lr must be above 0" in run.out
+    assert "invalid float value: 'fast'" in run.out
     assert "snsc.py failed" in run.err
 
 

@@ -9,12 +9,12 @@ import uuid
 
 import pytest
 import torch
-from launch import INIT, REPO, Launch, readme_commands
+from launch import INIT, REPO, Launch, page_commands
 
 ONE_EPOCH = ("--dataset", "synthetic", "-e", "1")
 SCRIPTS = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py")
 
-RESTARTS = "When ranks die, and when machines come and go"
+RESTARTS = "Fault tolerance and elastic training"
 
 needs_root = pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(
 
 
 def two_hosts(script, *options):
-    return ["bash", REPO / "scripts" / "two_hosts.sh", script, *options]
+    return ["bash", REPO / "scripts" / "lab" / "two_hosts.sh", script, *options]
 
 
 def hosts_called(name):
@@ -41,7 +41,7 @@ def name():
     assert left == []
 
 
-ACROSS = readme_commands("Two hosts on one machine")
+ACROSS = page_commands("docs/clusters.md", "Two hosts on one machine")
 
 
 @needs_root
@@ -82,12 +82,10 @@ def test_interface_that_is_wrong_or_missing(launch, name):
     settings = {"HOSTS": name, "NPROC": "1"}
     wrong = launch([two_hosts(SCRIPTS[0], *options)], env=settings | {"GLOO_SOCKET_IFNAME": "ib0"})
     assert wrong.wait().codes == [1]
-    assert (
-        len(re.findall("rank [01] cannot join .*Unable to find address for: ib0", wrong.err)) == 2
-    ), wrong.story()
+    assert "Unable to find address for: ib0" in wrong.last_line(), wrong.story()
     missing = launch([two_hosts(SCRIPTS[0], *options)], env=settings | {"GLOO_SOCKET_IFNAME": ""})
     assert missing.wait().codes == [1]
-    assert re.search(r"rank [01] cannot join .*remote=\[127\.0\.0\.1\]", missing.err)
+    assert re.search(r"remote=\[127\.0\.0\.1\]", missing.err), missing.story()
 
 
 @needs_root
@@ -165,7 +163,7 @@ def test_elastic_host_leaves_and_comes_back(tmp_path, name):
     """torchrun --nnodes 1:2: alone from the checkpoint, then both again, at a rate to match."""
     path, epochs, batch_size = tmp_path / "last.pt", 1000, 125
     env = {"GLOO_SOCKET_IFNAME": "eth0"}
-    _, command = readme_commands(RESTARTS)
+    _, command = page_commands("docs/clusters.md", RESTARTS)
     command = command.replace("192.0.2.1", "10.77.0.1").replace("gpu", "1")
 
     def torchrun(host):

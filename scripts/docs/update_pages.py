@@ -1,13 +1,19 @@
-"""Writes into README.md what is made from the code: diffs between scripts, and what examples print.
+"""Writes into the pages what is made from the code: diffs between scripts, what examples print.
 
-    python scripts/update_readme.py            # the diffs
-    python scripts/update_readme.py --run      # and the output under each Python example
+    python scripts/docs/update_pages.py            # the diffs
+    python scripts/docs/update_pages.py --run      # and the output under each Python example
+
+The pages are README.md, docs/*.md and tests/README.md.
 
 A comment above a fenced block says what it is:
 
     <!-- diff A.py B.py -->        the diff from A to B, without docstrings and imports
     <!-- torchrun N -->            a Python example for N processes; without it, for one
-    <!-- run -->                   shell commands that tests/test_readme.py runs
+    <!-- excerpt FILE -->          consecutive lines of that file, perhaps with less indentation
+    <!-- patch FILE -->            a change of that file, in the form of git apply -p0
+    <!-- recipe -->                a diff whose two sides are whole programs
+    <!-- run -->                   shell commands that tests/test_pages.py runs
+    <!-- run at once -->           the same, each line in a terminal of its own
     <!-- run by FILE -->           shell commands that this file runs
     <!-- not run: REASON -->       shell commands or output that cannot be made here
 
@@ -26,8 +32,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
+REPO = Path(__file__).resolve().parents[2]
 README = REPO / "README.md"
+PAGES = [README, *sorted((REPO / "docs").glob("*.md")), REPO / "tests" / "README.md"]
 FENCE = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -61,8 +68,8 @@ def examples(text):
     """Returns the Python examples as (block, processes, block with the expected output or None)."""
     blocks = read_blocks(text)
     found = []
-    for block, below in zip(blocks, [*blocks[1:], None], strict=True):
-        if block.language == "python":
+    for block, below in zip(blocks, [*blocks, None][1:], strict=True):
+        if block.language == "python" and not block.mark.startswith("excerpt "):
             launcher, _, number = block.mark.partition(" ")
             adjoins = below and below.language == "text"
             adjoins = adjoins and text[block.end : below.start].split() == ["```", "```text"]
@@ -86,7 +93,7 @@ def diff(a, b):
 
 
 def sort_lines(output):
-    """Returns printed lines in the order in which the README shows those of several processes."""
+    """Returns printed lines in the order in which the pages show those of several processes."""
     return "\n".join(sorted(output.splitlines())) + "\n"
 
 
@@ -112,7 +119,7 @@ def run_example(code, processes):
 
 
 def update(text, run):
-    """Returns the README's text with its diffs made new, and with run the examples' output."""
+    """Returns a page's text with its diffs made new, and with run the examples' output."""
     changes = []
     for block in read_blocks(text):
         if block.language == "diff" and block.mark.startswith("diff "):
@@ -130,7 +137,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", action="store_true", help="run the Python examples, too")
-    README.write_text(update(README.read_text(), parser.parse_args().run))
+    args = parser.parse_args()
+    for page in PAGES:
+        page.write_text(update(page.read_text(), args.run))
 
 
 if __name__ == "__main__":

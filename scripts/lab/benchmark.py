@@ -2,13 +2,13 @@
 
 Without options, the ConvNet on MNIST's images, 64 and 256 at a time, in 1 and 2 processes:
 
-    bash scripts/scaling.sh                   # with the launchers' environment, and more processes
-    python scripts/benchmark.py --dataset cifar10 --batch-size 256 --json cifar10.json
+    bash scripts/lab/scaling.sh               # with the launchers' environment, and more processes
+    python scripts/lab/benchmark.py --dataset cifar10 --batch-size 256 --json cifar10.json
 
 What is measured, in W processes at a time:
 
     bare      forward, backward and step on one resident batch: no data, no metrics
-    ours      snsc.py's train_one_epoch; for W > 1, in W processes that do not talk
+    ours      snsc.py's train_one_epoch; for W > 1, in W processes that do not communicate
     ours_ddp  mnmc_ddp_env.py's train_one_epoch, its model wrapped as the script wraps it
     textbook  a PIL image at a time, ToTensor, Normalize, default collate, .item() at every step,
               default memory format, default DistributedDataParallel (for W = 1 none)
@@ -32,13 +32,16 @@ from types import SimpleNamespace
 
 # Before torch: one thread a process, so that W processes have W times the cores of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the scripts are
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
 import torch.nn.functional as F
+from PIL import Image
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+from torchvision import transforms
 from tqdm import tqdm
 
 import mnmc_ddp_env
@@ -48,24 +51,22 @@ REPO = Path(snsc.__file__).parent
 
 
 def load_images(dataset, data_root, count):
-    """Returns count training images and labels as load_split does; noise where there are none."""
+    """Returns count training images and labels as a data set; noise where there are none."""
     file, shape = {
         "mnist": ("MNIST/raw/train-images-idx3-ubyte", (1, 28, 28)),
         "cifar10": ("cifar-10-batches-py/data_batch_1", (3, 32, 32)),
     }[dataset]
     if (data_root / file).exists():  # a failed download leaves the folder alone
-        images, labels = snsc.load_split(dataset, data_root, train=True)
-        return images[:count], labels[:count]
+        train_set = snsc.load_split(dataset, data_root, train=True)
+        return TensorDataset(*train_set[:count])
     noise = torch.randint(256, (count, *shape), dtype=torch.uint8)
-    return noise, torch.randint(10, (count,))
+    return TensorDataset(noise, torch.randint(10, (count,)))
 
 
 class PilImages(Dataset):
     """The images as the usual pipeline reads them, one at a time: (float (C, H, W), label)."""
 
     def __init__(self, images, labels):
-        from torchvision import transforms  # here, for torchvision takes seconds to import
-
         augmentation = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
         self.transform = transforms.Compose(
             (augmentation if images.shape[1] == 3 else [])
@@ -78,24 +79,20 @@ class PilImages(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index):
-        from PIL import Image
-
         return self.transform(Image.fromarray(self.images[index])), self.labels[index]
 
 
 def prepare(variant, data, args, device):
-    """Returns what a variant trains with: its model, optimizer, scaler and loader."""
+    """Returns what a variant trains with: its model, optimizer and loader."""
     memory_format = torch.contiguous_format if variant == "textbook" else torch.channels_last
     model = snsc.build_model(args.dataset).to(device, memory_format=memory_format)
     if variant == "ours_ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        model.broadcast_buffers = False
     elif variant == "textbook" and dist.get_world_size() > 1:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    scaler = torch.amp.GradScaler(device.type, enabled=args.amp and device.type == "cuda")
     if variant == "textbook":
         loader = DataLoader(PilImages(*data.tensors), args.batch_size, shuffle=True)
     else:
@@ -103,19 +100,18 @@ def prepare(variant, data, args, device):
         pin = device.type == "cuda"
         loader = DataLoader(data, sampler=batches, batch_size=None, pin_memory=pin)
     return SimpleNamespace(
-        model=model, optimizer=optimizer, scaler=scaler, loader=loader, args=args, device=device
+        model=model, optimizer=optimizer, loader=loader, args=args, device=device
     )
 
 
 def step(setup, images, labels):
     """The arithmetic of a step; returns (loss, logits)."""
-    with torch.autocast(setup.device.type, enabled=setup.args.amp):
+    with torch.autocast(setup.device.type, dtype=torch.bfloat16, enabled=setup.args.amp):
         logits = setup.model(images)
         loss = F.cross_entropy(logits, labels)
     setup.optimizer.zero_grad()
-    setup.scaler.scale(loss).backward()
-    setup.scaler.step(setup.optimizer)
-    setup.scaler.update()
+    loss.backward()
+    setup.optimizer.step()
     return loss, logits
 
 
@@ -158,8 +154,8 @@ VARIANTS = {
 }
 
 
-def measure(rank, args, folder):
-    """One process of a world: every variant in turn; rank 0 writes the seconds into folder."""
+def worker(rank, args, folder):
+    """One process of a world: joins it, measures, and leaves."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", rank)
@@ -167,7 +163,13 @@ def measure(rank, args, folder):
     backend = "nccl" if device.type == "cuda" else "gloo"
     address = f"file://{folder}/meeting-point"
     dist.init_process_group(backend, address, world_size=args.world_size, rank=rank)
-    data = TensorDataset(*load_images(args.dataset, args.data_root, args.images))
+    measure(rank, args, folder, device)
+    dist.destroy_process_group()  # measure() has returned, and the DDP model with it
+
+
+def measure(rank, args, folder, device):
+    """Runs every variant in turn, and again and again; rank 0 writes the seconds into folder."""
+    data = load_images(args.dataset, args.data_root, args.images)
     setups = {variant: prepare(variant, data, args, device) for variant in args.variants}
     seconds = {variant: [] for variant in args.variants}
     label = f"{args.dataset}, batch {args.batch_size}, {args.world_size} processes"
@@ -185,14 +187,12 @@ def measure(rank, args, folder):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if rank == 0:
         (folder / "result.json").write_text(json.dumps({"seconds": seconds, "MiB": peak}))
-    time.sleep(0.5)  # as in the scripts: gloo's threads drop their tensors meanwhile
-    dist.destroy_process_group()
 
 
 def run_world(args):
     """Measures args' combination; returns its row of the table, names to figures."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(measure, (args, Path(folder)), nprocs=args.world_size)
+        torch.multiprocessing.spawn(worker, (args, Path(folder)), nprocs=args.world_size)
         result = json.loads((Path(folder) / "result.json").read_text())
     images = args.world_size * args.images
     medians = {name: statistics.median(seconds) for name, seconds in result["seconds"].items()}
@@ -233,7 +233,7 @@ def parse_args():
     add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
     add("--images", type=int, default=5120, help="of a turn, in each process; default: 5120")
     add("--repeats", type=int, default=7, help="turns of each variant; default: 7")
-    add("--amp", action="store_true", help="mixed precision")
+    add("--amp", action="store_true", help="mixed precision (bfloat16)")
     add("--json", type=Path, metavar="FILE", help="write the rows there, too")
     args = parser.parse_args()
     gpus = torch.cuda.device_count()

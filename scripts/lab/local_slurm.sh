@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A real Slurm on this machine, to learn srun and sbatch with: some virtual nodes, as root or not.
 #
-#   eval "$(bash scripts/local_slurm.sh start)"    # prints and sets SLURM_CONF
+#   eval "$(bash scripts/lab/local_slurm.sh start)"    # sets SLURM_CONF and MASTER_ADDR
 #   srun --nodes 2 --ntasks-per-node 2 python mnmc_ddp_slurm.py --dataset synthetic
-#   bash scripts/local_slurm.sh status             # its nodes and its jobs
-#   eval "$(bash scripts/local_slurm.sh stop)"     # ends its jobs, leaves no process and no file
+#   bash scripts/lab/local_slurm.sh status             # its nodes and its jobs
+#   eval "$(bash scripts/lab/local_slurm.sh stop)"     # ends its jobs, leaves no process and no file
 #
 # Needs Debian's packages slurm-wlm and munge. Settings:
 #   NODES  number of virtual nodes (default: 2)
@@ -111,7 +111,12 @@ start() {
     done
     eventually 60 all_idle
     trap - EXIT
-    echo "export SLURM_CONF=$SLURM_CONF"
+    print_settings
+}
+
+# The virtual nodes' names do not resolve, so that the address of rank 0 must be given.
+print_settings() {
+    echo "export SLURM_CONF=$SLURM_CONF MASTER_ADDR=127.0.0.1"
 }
 
 # shellcheck disable=SC2317  # the trap calls it
@@ -149,7 +154,7 @@ stop() {
         eventually 10 not_running "$pid" || kill -KILL "$pid" 2>/dev/null || true
     done
     rm -rf "$folder"
-    echo "unset SLURM_CONF"
+    echo "unset SLURM_CONF MASTER_ADDR"
 }
 
 not_running() {
@@ -158,7 +163,7 @@ not_running() {
 
 status() {
     require_cluster
-    echo "export SLURM_CONF=$SLURM_CONF"
+    print_settings
     sinfo --Node --long
     squeue
 }
@@ -166,7 +171,7 @@ status() {
 case "${1:-}" in
     start | stop | status) "$1" ;;
     *)
-        echo "usage: bash scripts/local_slurm.sh start|stop|status" >&2
+        echo "usage: bash scripts/lab/local_slurm.sh start|stop|status" >&2
         exit 2
         ;;
 esac

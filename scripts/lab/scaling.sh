@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures on this machine what the README's section on speed says: the scripts against the bare
-# arithmetic, the usual pipeline and processes that do not talk; then many processes with a tiny
-# batch, which is the price of talking. Arguments go through to both runs of benchmark.py.
+# Measures the figures of the page on performance on this machine: the scripts against the bare
+# arithmetic, the usual pipeline, and processes that do not communicate. Then many processes with a
+# tiny batch, which shows what communication costs. Arguments go through to both benchmark.py runs.
 #
-#   bash scripts/scaling.sh                        # about ten minutes on two cores
-#   DATASETS=cifar10 JSON=. bash scripts/scaling.sh --repeats 3 --images 1280
+#   bash scripts/lab/scaling.sh                        # about ten minutes on two cores
+#   DATASETS=cifar10 JSON=. bash scripts/lab/scaling.sh --repeats 3 --images 1280
 #
 # Settings: those of env.sh, and
 #   DATASETS    mnist (default), cifar10, or both
@@ -13,8 +13,8 @@
 #   MANY        numbers of processes of the second table; default: 1 2 4 8 16 32, none with GPUs
 #   JSON        a folder for speed.json and many.json; default: none
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-benchmark="$REPO/scripts/benchmark.py"
+source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
+benchmark="$REPO/scripts/lab/benchmark.py"
 read -ra datasets <<<"${DATASETS:-mnist}"
 read -ra sizes <<<"${SIZES:-64 256}"
 read -ra worlds <<<"${WORLDS:-}"

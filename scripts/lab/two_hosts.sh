@@ -2,20 +2,20 @@
 # Runs a DDP script across two hosts: two network namespaces of this machine, joined by a virtual
 # cable, 10.77.0.1 and 10.77.0.2. Takes them down at the end. Further arguments go to the script.
 #
-#   bash scripts/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
-#   NPROC=1 bash scripts/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
+#   bash scripts/lab/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
+#   NPROC=1 bash scripts/lab/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
 #
-# Needs root and Debian's package iproute2; with GPUs add --backend gloo, for both hosts have the
-# same ones. Settings: those of env.sh, and
+# Needs root and Debian's package iproute2; with GPUs add --backend gloo, because both hosts have
+# the same ones. Settings: those of env.sh, and
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
-#   GLOO_SOCKET_IFNAME  the interface that gloo talks over (default: eth0, which both hosts have)
+#   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: eth0, which both hosts have)
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
     echo "two_hosts.sh needs root and the package iproute2 (apt-get install iproute2)" >&2
     exit 1
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 HOSTS="${HOSTS:-ddp$$}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
 # Else torchrun warns that the hosts' addresses have no names.
@@ -73,7 +73,7 @@ start_ranks() {
                     --nproc-per-node "$NPROC" --init-method "tcp://$address:$port" "$@"
                 ;;
             *)
-                echo "usage: bash scripts/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or env, mp, slurm" >&2
+                echo "usage: bash scripts/lab/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or env, mp, slurm" >&2
                 exit 2
                 ;;
         esac

@@ -1,55 +1,116 @@
-"""Nothing in the README rots: its commands run, its examples print what stands under them."""
+"""Nothing on the pages rots: commands run, and examples print what stands under them."""
 
+import ast
 import contextlib
 import importlib
 import os
 import re
 import shutil
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-import update_readme
+import update_pages
 from forked import run_forked, run_forked_ranks
 from launch import REPO, SCRIPTS, Launch, free_port, shape
 from PIL import Image
 from torch.distributed.run import get_args_parser
 
-TEXT = update_readme.README.read_text()
-PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
-BLOCKS = update_readme.read_blocks(TEXT)
-EXAMPLES = update_readme.examples(TEXT)
-SHELL = [block for block in BLOCKS if block.language == "bash"]
+TEXTS = {page: page.read_text() for page in update_pages.PAGES}
+PROSE = {
+    page: re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for page, text in TEXTS.items()
+}
+BLOCKS = {page: update_pages.read_blocks(text) for page, text in TEXTS.items()}
+ALL_BLOCKS = [(page, block) for page, blocks in BLOCKS.items() for block in blocks]
+EXAMPLES = [row for text in TEXTS.values() for row in update_pages.examples(text)]
+SHELL = [(page, block) for page, block in ALL_BLOCKS if block.language == "bash"]
 
 
-def test_every_block_is_of_a_kind_that_is_checked():
+def section(page, title):
+    """The text of a section of the second level of a page."""
+    part = (REPO / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert part, f"no section {title} in {page}"
+    return part
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_block_is_of_a_kind_that_is_checked(page):
     """No indented or unnamed block, no marker that means nothing."""
-    kinds = {"python", "bash", "text", "diff", "mermaid"}
-    assert {block.language for block in BLOCKS} == kinds
-    assert TEXT.count("\n```") == 2 * len(BLOCKS)
-    assert not re.search(r"^ {4}\S", PROSE, re.MULTILINE)
-    for block in SHELL:
-        assert re.match(r"run$|run at once$|run by \S+$|not run: .+", block.mark), block
-    for above, block in zip(BLOCKS, BLOCKS[1:], strict=False):
-        if block.language == "diff":
-            assert block.mark.split()[0] in ("diff", "patch"), block
-        if block.language == "text" and not block.mark.startswith("printed by "):
-            assert TEXT[above.end : block.start] == "```\n```text\n", block
+    text, blocks = TEXTS[page], BLOCKS[page]
+    assert {b.language for b in blocks} <= {"python", "bash", "text", "diff", "mermaid"}
+    assert text.count("\n```") == 2 * len(blocks)
+    assert not re.search(r"^ {4}\S", PROSE[page], re.MULTILINE)
+    for above, block in zip([None, *blocks], blocks, strict=False):
+        kinds = {
+            "bash": r"run$|run at once$|run by \S+$|not run: .+",
+            "diff": r"diff \S+ \S+$|patch \S+$|recipe$",
+            "python": r"(torchrun \d+)?$|excerpt \S+$|not run: .+",
+            "mermaid": "$",
+        }
+        if block.language != "text":
+            assert re.match(kinds[block.language], block.mark), block
+        elif not re.match("printed by |not run: ", block.mark):
+            assert text[above.end : block.start] == "```\n```text\n", block
+
+
+def test_readme_is_a_front_door():
+    assert len(TEXTS[update_pages.README].splitlines()) <= 450
+
+
+@pytest.mark.parametrize("page", update_pages.PAGES[1:-1], ids=lambda page: page.name)
+def test_page_says_what_it_answers_and_where_to_go_next(page):
+    titles = re.findall(r"^#+ (.+)$", PROSE[page], re.MULTILINE)
+    assert titles[-1] == "Where to go next" or page.name == "diffs.md"
+    assert f"docs/{page.name}" in TEXTS[update_pages.README]
 
 
 def test_diffs_are_those_of_the_scripts():
-    assert update_readme.update(TEXT, run=False) == TEXT, "python scripts/update_readme.py"
+    for text in TEXTS.values():
+        assert update_pages.update(text, run=False) == text, "scripts/docs/update_pages.py"
+
+
+@pytest.mark.parametrize(
+    "block", [b for _, b in ALL_BLOCKS if b.mark.startswith("excerpt ")], ids=lambda b: b.heading
+)
+def test_excerpt_stands_in_the_file(block):
+    """To the letter, but for the indentation."""
+    text = (REPO / block.mark.split()[1]).read_text()
+    indented = (textwrap.indent(block.code, " " * width) for width in (0, 4, 8))
+    assert any(lines in text for lines in indented), block.code
 
 
 def test_update_writes_diffs_and_output():
     """On a text with a stale diff and a stale output."""
     stale = "<!-- diff snsc.py snmc_dp.py -->\n```diff\nold\n```\n"
     stale += "\n# Heading\n\n```python\nprint(6 * 7)\n```\n```text\n41\n```\n"
-    fresh = update_readme.update(stale, run=True)
+    fresh = update_pages.update(stale, run=True)
     assert "+    parallel_model = nn.DataParallel(model)" in fresh and "old" not in fresh
     assert fresh.endswith("```text\n42\n```\n")
+
+
+@pytest.mark.slow
+def test_recipe_both_sides_train_to_the_same_loss(launch, tmp_path):
+    """One process with the batch of both, and two processes under torchrun."""
+    (recipe,) = (block for _, block in ALL_BLOCKS if block.mark == "recipe")
+    lines = recipe.code.splitlines()
+    for name, dropped in (("plain.py", "+"), ("ddp.py", "-")):
+        side = "\n".join(line[1:] for line in lines if not line.startswith(dropped))
+        ast.parse(side)
+        (tmp_path / name).write_text(side + "\n")
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, tmp_path / "ddp.py"]
+    plain, ddp = (
+        launch([command]).succeeded() for command in (["python", tmp_path / "plain.py"], torchrun)
+    )
+    assert re.fullmatch(r"loss 0\.\d{4}\n", plain.out), plain.story()
+    assert ddp.out == plain.out, ddp.story()
+    assert ddp.own_err() == "", ddp.story()
+    numbers = re.findall(r"# (\d)", recipe.code)
+    assert sorted(set(numbers)) == list("12345678")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +123,8 @@ def test_example_prints_what_stands_under_it(tmp_path, block, processes, output)
     path.write_text(block.code)
     codes, out, err = run_forked_ranks(path, processes, free_port(), tmp_path / "run")
     assert codes == [0] * max(processes, 1), err
-    printed = update_readme.sort_lines(out) if processes else out
+    out = re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.MULTILINE)  # torch 2.8 prints these
+    printed = update_pages.sort_lines(out) if processes else out
     assert output and printed == output.code
 
 
@@ -72,7 +134,7 @@ def test_example_prints_what_stands_under_it(tmp_path, block, processes, output)
     [pytest.param(*row, id=f"{n}-{row[0].heading}") for n, row in enumerate(EXAMPLES) if row[1]],
 )
 def test_example_prints_the_same_under_torchrun(block, processes, output):
-    assert update_readme.run_example(block.code, processes) == output.code
+    assert update_pages.run_example(block.code, processes) == output.code
 
 
 @pytest.fixture(scope="module")
@@ -82,39 +144,39 @@ def clone(tmp_path_factory):
     return Path(shutil.copytree(REPO, tmp_path_factory.mktemp("clone") / "repo", ignore=ignored))
 
 
-def output_under(block):
+def output_under(page, block):
     """The lines of the text block right under a block; none if there is none."""
-    for below in BLOCKS:
-        if below.language == "text" and TEXT[block.end : below.start] == "```\n```text\n":
+    for below in BLOCKS[page]:
+        if below.language == "text" and TEXTS[page][block.end : below.start] == "```\n```text\n":
             return below.code.splitlines()
     return []
 
 
-RUN = [block for block in SHELL if block.mark in ("run", "run at once")]
+RUN = [(page, block) for page, block in SHELL if block.mark in ("run", "run at once")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, id=f"{n}-{block.heading}") for n, block in enumerate(RUN)]
+    ("page", "block"), [pytest.param(*row, id=f"{n}-{row[1].heading}") for n, row in enumerate(RUN)]
 )
-def test_commands_run_and_print_lines_like_those_shown(clone, tmp_path, block):
+def test_commands_run_and_print_lines_like_those_shown(clone, tmp_path, page, block):
     lines = block.code.replace("\\\n", " ").splitlines()
     commands = lines if block.mark == "run at once" else ["\n".join(lines)]
     with Launch([["bash", "-euc", c] for c in commands], tmp_path / "output", cwd=clone) as run:
         run.succeeded(240)
         assert run.own_err() == "", run.story()
         printed = [shape(line) for line in run.out.splitlines()]
-        for line in output_under(block):
+        for line in output_under(page, block):
             assert shape(line) in printed, (line, run.story())
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in SHELL if b.mark.startswith("run by")], ids=lambda block: block.heading
+    "block", [b for _, b in SHELL if b.mark.startswith("run by")], ids=lambda block: block.heading
 )
 def test_commands_run_by_another_file_are_there(block):
     """A test reads them from here by their section; .ci/run and the like have the words."""
     text = (REPO / block.mark.removeprefix("run by ")).read_text()
-    if "readme_commands(" in text:
+    if "page_commands(" in text:
         assert re.search(rf'"{re.escape(block.heading)}"', text)
     else:
         commands = [command.split() for command in block.code.splitlines()]
@@ -134,7 +196,7 @@ def help_of(program, folder):
         return run_forked(program, ["--help"], folder / program)[1]
     text = (REPO / program).read_text()
     for name in set(re.findall(r"\w+\.py", text)):
-        path = name if (REPO / name).exists() else f"scripts/{name}"
+        path = name if (REPO / name).exists() else f"scripts/lab/{name}"
         text += help_of(path, folder) if (REPO / path).exists() else ""
     return text
 
@@ -152,7 +214,7 @@ def options_by_program(line):
 def test_commands_that_are_not_run_parse_and_their_options_exist(tmp_path):
     """bash accepts them; every option is one that the program before it knows."""
     said = {}
-    for block in SHELL:
+    for _, block in SHELL:
         subprocess.run(["bash", "-n"], input=block.code, text=True, check=True)
         if not block.mark.startswith("not run"):
             continue
@@ -165,14 +227,31 @@ def test_commands_that_are_not_run_parse_and_their_options_exist(tmp_path):
                 assert re.search(rf"(?<![\w-]){option}(?![\w-])", said[program]), (line, option)
 
 
+PATCHES = [block for _, block in ALL_BLOCKS if block.mark.startswith("patch ")]
+
+
+def patched(block, folder):
+    """A copy of the script in folder, with the patch applied."""
+    name = block.mark.split()[1]
+    script = Path(shutil.copy(REPO / name, folder))
+    apply = ["git", "apply", "-p0", "-"]
+    subprocess.run(apply, input=block.code, text=True, cwd=folder, check=True)
+    assert script.read_text() != (REPO / name).read_text()
+    return script
+
+
+@pytest.mark.parametrize("block", PATCHES, ids=lambda block: block.heading)
+def test_patch_applies(tmp_path, block):
+    script = patched(block, tmp_path)
+    ruff = [sys.executable, "-m", "ruff", "check", "--config", REPO / ".ruff.toml", script]
+    subprocess.run(ruff, check=True)
+
+
 @pytest.mark.slow
 def test_folder_of_images(launch, tmp_path):
-    """The patch for image folders applies to mnmc_ddp_env.py, and the result trains."""
-    (patch,) = (block for block in BLOCKS if block.mark == "patch mnmc_ddp_env.py")
-    script = shutil.copy(REPO / "mnmc_ddp_env.py", tmp_path)
-    apply = ["git", "apply", "-p0", "-"]
-    subprocess.run(apply, input=patch.code, text=True, cwd=tmp_path, check=True)
-    assert Path(script).read_text() != (REPO / "mnmc_ddp_env.py").read_text()
+    """The patch for image folders makes a script that trains."""
+    (patch,) = (block for block in PATCHES if block.heading == "Your own data: image folders")
+    script = patched(patch, tmp_path)
     generator = torch.Generator().manual_seed(0)
     for split, count in (("train", 8), ("val", 3)):
         for name in ("cat", "dog"):
@@ -185,31 +264,31 @@ def test_folder_of_images(launch, tmp_path):
     run = launch([[*words, "--data-root", tmp_path / "images", "-e", "1", "-b", "4"]])
     assert [line["count"] for line in run.succeeded().epochs()] == [6], run.story()
     assert "UserWarning" not in run.err
-    run = launch([[*words, "--data-root", tmp_path]]).wait()
-    assert run.err.count(f"cannot load imagenet: [Errno 2] No such file or directory: '{tmp_path}/")
 
 
 # What the lines that 'Make it yours' names become for tables of 20 numbers with a yes or no.
 LOAD = """numbers = torch.randn(len(labels), 20, generator=generator)
-        return numbers, (numbers[:, 0] * numbers[:, 1] > 0).long()
-        return (templates[labels]"""
+        return TensorDataset(numbers, (numbers[:, 0] * numbers[:, 1] > 0).long())"""
 LOSS = "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())"
 TABLE = {
     "return ConvNet()": "return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))",
-    "return (templates[labels]": LOAD,
+    "return TensorDataset(images.to(torch.uint8), labels)": LOAD,
     ".float() / 127.5 - 1": "",
     'if args.dataset == "cifar10":': "if False:",
     "F.cross_entropy(logits, labels)": LOSS,
     "logits.argmax(1) == labels": "(logits.squeeze(1) > 0).long() == labels",
-    "train_set[:1][0].to(device).float()": "train_set[:1][0].to(device)",
 }
 
 
 @pytest.mark.slow
 def test_make_it_yours_names_all_that_must_change(launch, tmp_path):
     """After a change of each line in the table, and of no other, another task is learned."""
-    section = TEXT.partition("\n## Make it yours\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(.+?)` \| (.+?) \| .+ \|$", section, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(.+?)` \| (.+?) \| .+ \|$",
+        section("docs/cookbook.md", "Make it yours"),
+        re.MULTILINE,
+    )
+    rows = [row for row in rows if row[0] != "mnmc_ddp_env.py"]
     assert [line for line, _ in rows] == list(TABLE)
     code = (REPO / "mnmc_ddp_env.py").read_text()
     for line, where in rows:
@@ -221,32 +300,51 @@ def test_make_it_yours_names_all_that_must_change(launch, tmp_path):
     assert run.epochs()[-1]["test"] > 90, run.story()
 
 
-def headings():
-    """The anchors of the README's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", PROSE, re.MULTILINE)
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", PROSE[page], re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_links_lead_to_files_and_headings_that_exist():
-    links = re.findall(r"\]\(([^)]+)\)", PROSE)
-    assert len(links) > 30
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    """Across the pages; addresses outside are well-formed."""
+    links = re.findall(r"\]\(([^)]+)\)", PROSE[page])
+    assert links
     for link in links:
-        if link.startswith("#"):
-            assert link[1:] in headings(), link
-        elif not link.startswith("https://"):
-            assert (REPO / link).exists(), link
+        if link.startswith("http"):
+            assert re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[^\s]*)?", link), link
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
 
 
-def test_files_that_are_named_exist():
-    for name in set(re.findall(r"`((?:scripts/|tests/)?[\w./]+\.(?:py|sh|sbatch|txt))`", TEXT)):
-        found = [REPO / name, REPO / "tests" / name, REPO / "scripts" / name]
-        assert name == "example.py" or any(path.exists() for path in found), name
+def test_there_are_links_to_what_others_have_written():
+    links = [link for prose in PROSE.values() for link in re.findall(r"\]\((http[^)]+)\)", prose)]
+    assert len(set(links)) > 40
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    names = re.findall(
+        r"`((?:scripts/|tests/|docs/)?[\w./]+\.(?:py|sh|sbatch|txt|md))`", TEXTS[page]
+    )
+    for name in set(names):
+        folders = (REPO, REPO / "tests", REPO / "scripts", REPO / "docs")
+        if "/" in name or name.startswith(("mnmc", "sn", "test_")):
+            assert any((folder / name).exists() for folder in folders), name
 
 
 def option_table():
-    """The README's options: (names, default, scripts) of each row."""
-    section = TEXT.partition("\n## Options\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`-.+?) \| (.+?) \| .+ \| (.+?) \|$", section, re.MULTILINE)
+    """The options of the reference: (names, default, scripts) of each row."""
+    rows = re.findall(
+        r"^\| (`-.+?) \| (.+?) \| .+ \| (.+?) \|$",
+        section("docs/reference.md", "Options"),
+        re.MULTILINE,
+    )
     return [(set(re.findall(r"-[-\w]+", names)), default, who) for names, default, who in rows]
 
 
@@ -264,22 +362,29 @@ def test_every_option_is_documented_with_its_default(script):
     short = script.removesuffix(".py").rpartition("_")[2]
     names_of = {"snsc": {"snsc", "all"}, "dp": {"all"}}.get(short, {short, "DDP", "all"})
     rows = [row for row in option_table() if names_of & set(re.findall(r"\w+", row[2]))]
-    documented = {name for names, _, _ in rows for name in names if name != "--dist-url"}
+    documented = {name for names, _, _ in rows for name in names}
     actions = [a for a in parsers[0]._actions if a.dest != "help"]
-    assert documented == {n for a in actions for n in a.option_strings if n != "--dist-url"}
+    assert documented == {name for action in actions for name in action.option_strings}
     for action in actions:
         ((_, default, _),) = (row for row in rows if row[0] & set(action.option_strings))
         if action.default is None or action.default is False:
             assert default in ("none", "off") or "the rank" in default, (action, default)
-        elif action.dest != "backend" or not torch.cuda.is_available():
+        else:
             assert f"`{action.default}`" in default, (action, default)
 
 
 def symptoms():
-    """The rows of 'When it goes wrong': (what you see, shown by)."""
-    section = TEXT.partition("\n## When it goes wrong\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| .+ \| (.+?) \|$", section, re.MULTILINE)
-    return [row for row in rows if row[0] not in ("what you see", "---")]
+    """The rows of the tables of symptoms: (what you see, shown by)."""
+    text = (REPO / "docs" / "troubleshooting.md").read_text()
+    tables = re.findall(
+        r"^\| what you see \|.*\n\|[ -|]+\n((?:\|.*\n)+)", text, re.MULTILINE | re.IGNORECASE
+    )
+    rows = [re.split(r"(?<!\\) \| ", row.strip("| ")) for row in "".join(tables).splitlines()]
+    return [(row[0], row[-1].rstrip(" |")) for row in rows]
+
+
+def test_there_are_symptoms():
+    assert len(symptoms()) > 40
 
 
 @pytest.mark.parametrize(("seen", "proof"), symptoms(), ids=lambda words: words[:40])
@@ -288,15 +393,9 @@ def test_symptom_is_shown_or_says_where_it_comes_from(seen, proof):
     if proof.startswith("not "):
         assert len(proof) > 20
         return
-    shown = "".join(block.code for block in BLOCKS if block.language == "text")
+    shown = "".join(block.code for _, block in ALL_BLOCKS if block.language == "text")
     if name := re.search(r"test_\w+\.py", proof):
         shown = (REPO / "tests" / name[0]).read_text().replace("\\", "")
     messages = [m for m in re.findall(r"`([^`]+)`", seen) if not m.startswith("--")]
     for message in messages:
         assert message in shown or "`" not in proof, (message, proof)
-
-
-def test_table_of_contents_names_every_section():
-    contents = TEXT.partition("\n## Start\n")[0]
-    for title in re.findall(r"^## (.+)$", TEXT, re.MULTILINE):
-        assert f"[{title}](#" in contents, title

@@ -1,0 +1,89 @@
+"""What only a GPU shows; skipped without one: bash scripts/test.sh -m gpu"""
+
+import re
+
+import pytest
+import torch
+from launch import DDP, commands_for
+from tiny_data import accept_any_cifar10, write_cifar10
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+SYNTHETIC = ("--dataset", "synthetic", "-e", "2")
+
+
+def learned(run):
+    """The last epoch's line, of a run that learned and complained of nothing."""
+    last = run.succeeded().epochs()[-1]
+    assert last["test"] > 95 and last["count"] == 2000, run.story()
+    assert run.own_err() == "", run.story()
+    return last
+
+
+@pytest.mark.parametrize("script", DDP)
+def test_nccl_with_one_process(launch, script):
+    """By hand and under each launcher, and no warning is printed, from nccl neither."""
+    run = launch(script, 1, *SYNTHETIC)
+    learned(run)
+    assert run.inits() == [(0, 1, 0, "cuda:0", "nccl")], run.story()
+
+
+def test_two_gloo_processes_share_a_gpu(launch):
+    count = torch.cuda.device_count()
+    run = launch("mnmc_ddp_env.py", 2, *SYNTHETIC, "--backend", "gloo")
+    learned(run)
+    assert [row[3] for row in run.inits()] == ["cuda:0", f"cuda:{1 % count}"], run.story()
+
+
+def test_two_nccl_processes_want_two_gpus(launch):
+    """With one they fail while they join, not in the training; with two they train."""
+    run = launch("mnmc_ddp_env.py", 2, *SYNTHETIC).wait()
+    if torch.cuda.device_count() > 1:
+        learned(run)
+    else:
+        assert run.codes != [0] and run.out == "" and "Duplicate GPU" in run.err, run.story()
+
+
+@pytest.mark.parametrize("script", ("snsc.py", "mnmc_ddp_env.py"))
+def test_amp_learns_as_well_as_fp32(launch, script):
+    fp32, amp = (learned(launch(script, 1, *SYNTHETIC, *more)) for more in ((), ("--amp",)))
+    assert amp["loss"] != fp32["loss"]
+    assert abs(amp["test"] - fp32["test"]) < 1
+
+
+def test_sync_bn_learns(launch):
+    learned(launch("mnmc_ddp_env.py", 1, *SYNTHETIC, "--sync-bn"))
+
+
+def test_resnet_under_ddp_without_a_stride_warning(launch, tmp_path):
+    """channels_last weights and gradients that are views of DDP's buckets fit together."""
+    write_cifar10(tmp_path / "data", per_file=16, test=11)
+    env = accept_any_cifar10(tmp_path / "site")
+    options = ("--dataset", "cifar10", "--data-root", tmp_path / "data", "-e", "2", "-b", "16")
+    for more in ((), ("--amp",)):
+        run = launch("mnmc_ddp_env.py", 1, *options, *more, env=env).succeeded()
+        assert run.own_err() == "", run.story()
+        assert run.epochs()[-1]["count"] == 11
+
+
+def test_checkpoints_go_from_gpu_to_cpu_and_back(launch, tmp_path):
+    """Trained on the GPU, resumed without one, and again with it."""
+    options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
+    without = {"CUDA_VISIBLE_DEVICES": ""}
+    for epochs, script, env in ((1, "snsc.py", {}), (2, DDP[1], without), (3, DDP[1], {})):
+        run = launch(commands_for(script, 1, *options, "-e", epochs), env=env).succeeded()
+        assert [line["epoch"] for line in run.epochs()] == [epochs], run.story()
+        assert run.own_err() == "", run.story()
+        assert (" cpu" in run.out.splitlines()[0]) == bool(env), run.story()
+    assert run.epochs()[-1]["test"] > 95
+
+
+def test_data_parallel_on_what_is_there(launch):
+    run = launch("snmc_dp.py", 1, *SYNTHETIC)
+    learned(run)
+    assert run.out.startswith("[init] cuda:0\n")
+    if torch.cuda.device_count() > 1:
+        refused = launch("snmc_dp.py", 1, *SYNTHETIC, "--amp").wait()
+        assert refused.codes == [2] and re.search("needs a single GPU", refused.err)
