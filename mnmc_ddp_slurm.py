@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # Not used, but to be imported this early: main() says why.
+import torch.distributed.nn  # Not used here. It must be imported early: main() says why.
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,7 +74,7 @@ def setup_distributed(args):
         read_slurm()
     local_rank = int(os.environ["LOCAL_RANK"])  # torchrun has set it.
     # 2 Take your own GPU. The local rank is the number of a process on its node. With % it starts
-    # again at 0 where a process sees fewer GPUs than its node has processes.
+    # again at 0 where a process sees fewer GPUs: under Slurm, or to share a GPU (with gloo).
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -93,7 +93,7 @@ def setup_distributed(args):
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # The newline is in the text: in a write of its own it could end another's line.
+        end="",  # Written by itself, the newline could land in another process's line.
         flush=True,
     )
     return local_rank, device
@@ -105,8 +105,8 @@ def train(args, local_rank, device):
     # In a collective call (barrier, broadcast, all_reduce) a rank waits for the others. All ranks
     # must make the same collective calls in the same order, or some wait until the time-out.
 
-    # 3 Download in one process. The ranks load in three turns: rank 0, then the first process of
-    # each other node, which may have a folder of its own, then the rest.
+    # 3 Download in one process. The ranks load in three turns: first rank 0, then the first process
+    # of each other node, which may have a data folder of its own, then the rest.
     my_turn = 0 if rank == 0 else 1 if local_rank == 0 else 2
     for turn in range(3):
         if turn == my_turn:
@@ -117,8 +117,8 @@ def train(args, local_rank, device):
     # DistributedSampler shuffles, and repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # Testing repeats no image.
-    # Each item of batches is a list of image numbers. With batch_size=None the loader passes it on
-    # as it is, and train_set[list] is a single index operation on the tensors of the data set.
+    # batches gives a list of image numbers for each batch. batch_size=None makes the loader pass
+    # each list on unchanged: train_set[list] is one index operation on the tensors of the set.
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type == "cuda"  # A GPU can copy from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batches, batch_size=None, pin_memory=pin)
@@ -131,7 +131,7 @@ def train(args, local_rank, device):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. DDP gives all ranks the weights of rank 0. In each backward it averages the
     # gradients over all ranks, one bucket (a group of parameters) at a time, while backward
-    # computes the next bucket. gradient_as_bucket_view=True saves a copy of every gradient.
+    # computes the next bucket. gradient_as_bucket_view=True avoids a second copy of the gradients.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     # The wrapper has no weights of its own: it trains those of model. We test and save model,
     # because it needs no other rank to compute, and every script can load its weights.
@@ -146,7 +146,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # The augmentation depends only on seed, epoch and rank, so a resumed run repeats it.
+        # The augmentation depends only on seed, epoch and rank: a resumed run equals an
+        # uninterrupted one.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
@@ -168,9 +169,9 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave. While anything refers to the process group, gloo's threads run on and can abort
-    # Python at exit (docs/gloo_abort_at_exit.md). A DDP model does; ours is gone, since train() has
-    # returned. So does torch.distributed.nn, if it is first imported after mark 1.
+    # 8 Leave. gloo's threads end when nothing refers to the process group; otherwise they can abort
+    # Python at exit (docs/gloo_abort_at_exit.md). The DDP model is gone, now that train() has
+    # returned. torch.distributed.nn would refer to the group if it were first imported by DDP.
     dist.destroy_process_group()
 
 
@@ -183,8 +184,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate rises in the first fifth of all steps and then falls to zero. It depends
-        # only on epoch and step, so there is no scheduler whose state would have to be saved.
+        # The learning rate rises in the first fifth of all steps and then falls to zero. done is
+        # the fraction of the training that is over in the middle of this step: no scheduler, no
+        # state.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
@@ -210,8 +212,8 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, loader, device):
     """Returns (correct images, images) over all ranks; computes in float32, also with --amp."""
-    # In the last step, each rank's images have changed its BatchNorm statistics. All ranks now take
-    # those of rank 0, and so test the model that rank 0 saves.
+    # Before each training step DDP copies BatchNorm's statistics from rank 0 to all ranks, and the
+    # step changes them on each. Copy them once more, so that all ranks test what rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -234,10 +236,10 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # A folder that cannot be made is reported here, and not after the first epoch.
+    # If the folder cannot be made, say so before the training, and not after its first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Rank 0 says whether there is a file. If another rank cannot see it, torch.load fails there.
-    # Without this word, that rank would silently train from the start while the others resume.
+    # Rank 0 says whether there is a file, which must be in a folder that all nodes share. Without
+    # this broadcast, a rank that cannot see it would silently train from the start.
     found = [path.exists()]
     dist.broadcast_object_list(found, src=0)
     if not found[0]:
@@ -268,8 +270,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The / 8 makes small logits, which large learning rates need: with 8 processes, at 0.8, the
-        # accuracy after an epoch is 99%, and 9% without it.
+        # The / 8 makes small logits, which large learning rates need. At 0.8, as with 8 processes,
+        # the accuracy after an epoch is 99%, and 9% without it.
         return self.classifier(x.flatten(1)) / 8
 
 

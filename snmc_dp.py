@@ -47,8 +47,8 @@ def train(args, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     sampler = RandomSampler(train_set)
-    # Each item of batches is a list of image numbers. With batch_size=None the loader passes it on
-    # as it is, and train_set[list] is a single index operation on the tensors of the data set.
+    # batches gives a list of image numbers for each batch. batch_size=None makes the loader pass
+    # each list on unchanged: train_set[list] is one index operation on the tensors of the set.
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type == "cuda"  # A GPU can copy from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batches, batch_size=None, pin_memory=pin)
@@ -70,7 +70,8 @@ def train(args, device):
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # Order and augmentation depend only on seed and epoch, so a resumed run repeats them.
+        # Order and augmentation depend only on seed and epoch: a resumed run equals an
+        # uninterrupted one.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
@@ -101,8 +102,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate rises in the first fifth of all steps and then falls to zero. It depends
-        # only on epoch and step, so there is no scheduler whose state would have to be saved.
+        # The learning rate rises in the first fifth of all steps and then falls to zero. done is
+        # the fraction of the training that is over in the middle of this step: no scheduler, no
+        # state.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
@@ -146,7 +148,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # A folder that cannot be made is reported here, and not after the first epoch.
+    # If the folder cannot be made, say so before the training, and not after its first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return 0
@@ -176,8 +178,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The / 8 makes small logits, which large learning rates need: with 8 processes, at 0.8, the
-        # accuracy after an epoch is 99%, and 9% without it.
+        # The / 8 makes small logits, which large learning rates need. At 0.8, as with 8 processes,
+        # the accuracy after an epoch is 99%, and 9% without it.
         return self.classifier(x.flatten(1)) / 8
 
 

@@ -204,7 +204,7 @@ def help_of(program, folder):
 def options_by_program(line):
     """Yields (program, option): an option belongs to the last program or script before it."""
     program = None
-    for word in line.split():
+    for word in line.replace("!", " ").split():  # a notebook's cell begins its commands with !
         if word in ("torchrun", "srun", "sbatch") or word.endswith((".py", ".sh", ".sbatch")):
             program = word
         elif word.startswith("--"):

@@ -109,7 +109,7 @@ def finished(cluster, tmp_path_factory):
 
 
 def check_alike(resumed, undisturbed):
-    """All epochs once, and the same result; with four ranks not to the bit, so within a per cent."""
+    """All epochs once, and the same result; with four ranks not to the bit: within a per cent."""
     ours, theirs = resumed.epochs(), undisturbed.epochs()
     assert [line["epoch"] for line in ours] == [line["epoch"] for line in theirs], resumed.story()
     assert resumed.out.count("resumed ") == 1, resumed.story()
