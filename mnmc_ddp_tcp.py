@@ -137,8 +137,7 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # The augmentation depends only on seed, epoch and rank: a resumed run equals an
-        # uninterrupted one.
+        # Seed, epoch and rank decide the augmentation: a resumed run equals an uninterrupted one.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
@@ -176,8 +175,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
         # The learning rate rises in the first fifth of all steps and then falls to zero. done is
-        # the fraction of the training that is over in the middle of this step: no scheduler, no
-        # state.
+        # the fraction of the training that is over in mid-step: no scheduler, no state to save.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)

@@ -62,8 +62,7 @@ def train(args, device):
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # Order and augmentation depend only on seed and epoch: a resumed run equals an
-        # uninterrupted one.
+        # Seed and epoch decide order and augmentation: a resumed run equals an uninterrupted one.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(model, loader, optimizer, epoch, args, device)
@@ -95,8 +94,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     bar = tqdm(loader, leave=False, disable=None)
     for step, (images, labels) in enumerate(bar):
         # The learning rate rises in the first fifth of all steps and then falls to zero. done is
-        # the fraction of the training that is over in the middle of this step: no scheduler, no
-        # state.
+        # the fraction of the training that is over in mid-step: no scheduler, no state to save.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
