@@ -86,15 +86,15 @@ def test_excerpt_stands_in_the_file(block):
 
 def test_update_writes_diffs_and_output():
     """On a text with a stale diff and a stale output."""
-    stale = "<!-- diff snsc.py snmc_dp.py -->\n```diff\nold\n```\n"
+    stale = "<!-- diff snsc.py snmc_dp.py -->\n```diff\noutdated\n```\n"
     stale += "\n# Heading\n\n```python\nprint(6 * 7)\n```\n```text\n41\n```\n"
     fresh = update_pages.update(stale, run=True)
-    assert "+    parallel_model = nn.DataParallel(model)" in fresh and "old" not in fresh
+    assert "+    parallel_model = nn.DataParallel(model)" in fresh and "outdated" not in fresh
     assert fresh.endswith("```text\n42\n```\n")
 
 
 @pytest.mark.slow
-def test_recipe_both_sides_train_to_the_same_loss(launch, tmp_path):
+def test_recipe_both_sides_train_to_the_same_loss(tmp_path):
     """One process with the batch of both, and two processes under torchrun."""
     (recipe,) = (block for _, block in ALL_BLOCKS if block.mark == "recipe")
     lines = recipe.code.splitlines()
@@ -102,13 +102,15 @@ def test_recipe_both_sides_train_to_the_same_loss(launch, tmp_path):
         side = "\n".join(line[1:] for line in lines if not line.startswith(dropped))
         ast.parse(side)
         (tmp_path / name).write_text(side + "\n")
-    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, tmp_path / "ddp.py"]
-    plain, ddp = (
-        launch([command]).succeeded() for command in (["python", tmp_path / "plain.py"], torchrun)
-    )
-    assert re.fullmatch(r"loss 0\.\d{4}\n", plain.out), plain.story()
-    assert ddp.out == plain.out, ddp.story()
-    assert ddp.own_err() == "", ddp.story()
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, "ddp.py"]
+    out = []
+    for command in (["python", "plain.py"], torchrun):
+        with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
+            run.succeeded()
+            assert run.own_err() == "", run.story()
+            out.append(run.out)
+    assert re.fullmatch(r"loss 0\.\d{4}\n", out[0]) and out == [out[0]] * 2
+    assert f"Both print `{out[0].strip()}`" in TEXTS[update_pages.README]
     numbers = re.findall(r"# (\d)", recipe.code)
     assert sorted(set(numbers)) == list("12345678")
 
@@ -313,7 +315,7 @@ def test_links_lead_to_files_and_headings_that_exist(page):
     assert links
     for link in links:
         if link.startswith("http"):
-            assert re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[^\s]*)?", link), link
+            assert re.fullmatch(r"https?://[\w.-]+\.[a-z]+(/[^\s]*)?", link), link
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
