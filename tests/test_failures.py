@@ -9,6 +9,8 @@ import pytest
 import torch
 from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, page_commands
 
+import snsc
+
 EPOCHS = 3
 OPTIONS = ("--dataset", "synthetic", "-e", EPOCHS, "-b", "250")
 LONG = ("--dataset", "synthetic", "-e", "1000", "-b", "250")
@@ -175,13 +177,14 @@ def test_rank_that_never_comes_is_told_by_the_last_line(launch):
 def test_failed_save_ends_all_ranks_and_keeps_the_old_checkpoint(launch, tmp_path, script):
     """Rank 0 alone writes. Its temporary file cannot be made, because a folder has that name."""
     path = tmp_path / "last.pt"
-    options = ("--dataset", "synthetic", "-b", "500", "--checkpoint", path)
-    launch(script, 2, *options, "-e", "1").succeeded()
+    model = snsc.ConvNet()
+    snsc.save_checkpoint(path, model, torch.optim.SGD(model.parameters(), momentum=0.9), 1)
     before = path.read_bytes()
     (tmp_path / "last.pt.tmp").mkdir()
-    run = launch(script, 2, *options, "-e", "100").wait(90)
+    options = ("--dataset", "synthetic", "-b", "500", "-e", "100", "--checkpoint", path)
+    run = launch(script, 2, *options).wait(90)
     assert 0 not in run.codes, run.story()
-    assert "last.pt.tmp" in run.err and "Is a directory" in run.err, run.story()
+    assert "in save_checkpoint" in run.err and "Is a directory" in run.err, run.story()
     assert run.epochs() == [] and not run.pids()
     assert path.read_bytes() == before
 
