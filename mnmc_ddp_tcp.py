@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # Not used here. It must be imported early: main() says why.
+import torch.distributed.nn  # Not used, but must be imported before mark 1: main() says why.
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -40,7 +40,7 @@ def parse_args():
     add("--data-root", type=Path, default="data", help="default: ./data")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
     add("-b", "--batch-size", type=int, default=64, help="images of each process; default: 64")
-    add("--lr", type=float, default=0.1, help="peak, for a batch of 64 images; default: 0.1")
+    add("--lr", type=float, default=0.1, help="peak at a batch size of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
     add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
@@ -62,8 +62,8 @@ def setup_distributed(args):
     local_rank = args.rank if args.gpu is None else args.gpu
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # Otherwise the processes of a node fight for its cores.
-    # 2 Take your own GPU. The local rank is the number of a process on its node. With % it starts
-    # again at 0 where a process sees fewer GPUs: under Slurm, or to share a GPU (with gloo).
+    # 2 Take your own GPU. The local rank is the number of a process on its node. If the process
+    # sees fewer GPUs than that, % starts again at 0: with gloo, processes can share a GPU.
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -84,7 +84,7 @@ def setup_distributed(args):
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # Written by itself, the newline could land in another process's line.
+        end="",  # If print wrote it separately, it could land in another process's line.
         flush=True,
     )
     return local_rank, device
@@ -108,8 +108,8 @@ def train(args, local_rank, device):
     # DistributedSampler shuffles, and repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # Testing repeats no image.
-    # batches gives a list of image numbers for each batch. batch_size=None makes the loader pass
-    # each list on unchanged: train_set[list] is one index operation on the tensors of the set.
+    # batches gives a list of indices for each batch. batch_size=None makes the loader pass each
+    # list on unchanged: train_set[list] is one index operation on the tensors of the set.
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type == "cuda"  # A GPU can copy from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batches, batch_size=None, pin_memory=pin)
@@ -159,9 +159,10 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave. gloo's threads end when nothing refers to the process group; otherwise they can abort
-    # Python at exit (docs/gloo_abort_at_exit.md). The DDP model is gone, now that train() has
-    # returned. torch.distributed.nn would refer to the group if it were first imported by DDP.
+    # 8 Leave: torch gives up its reference to the process group. Two others must be gone by then,
+    # or gloo's threads run on and can abort Python at exit (docs/gloo_abort_at_exit.md). The DDP
+    # model has one, and is gone, since train() has returned. torch.distributed.nn takes one if it
+    # is first imported after mark 1; DDP would do that.
     dist.destroy_process_group()
 
 
@@ -202,7 +203,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 def evaluate(model, loader, device):
     """Returns (correct images, images) over all ranks; computes in float32, also with --amp."""
     # Before each training step DDP copies BatchNorm's statistics from rank 0 to all ranks, and the
-    # step changes them on each. Copy them once more, so that all ranks test what rank 0 saves.
+    # step changes them differently on each. Copy them once more: all ranks test what rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -259,16 +260,16 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The / 8 makes small logits, which large learning rates need. At 0.8, as with 8 processes,
-        # the accuracy after an epoch is 99%, and 9% without it.
+        # The / 8 makes small logits, which large learning rates need: at a learning rate of 0.8 (8
+        # processes) the accuracy after one epoch is 99% with it, and 9% without.
         return self.classifier(x.flatten(1)) / 8
 
 
 def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
-        # Made for ImageNet, it shrinks 32 x 32 pixels to 8 x 8 at once: fast, but 75% in 5 epochs.
-        # Residual branches that start as zero help with large batches (Goyal et al., 2017).
+        # ResNet-18 was made for ImageNet: it shrinks 32 x 32 pixels to 8 x 8 at once. It is fast
+        # here, and reaches 75% in 5 epochs. Branches that start as zero help with large batches.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 

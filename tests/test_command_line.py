@@ -120,7 +120,7 @@ def test_failed_download_ends_all_ranks(launch, tmp_path, script):
     run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)
     assert 0 not in run.codes, run.story()
     assert "cannot load mnist: --dataset synthetic needs no download" in run.err, run.story()
-    assert not run.pids()
+    run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
 
 
 @pytest.mark.parametrize("script", DDP[:3])
@@ -131,4 +131,4 @@ def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path, script):
     assert 0 not in run.codes, run.story()
     assert f"{tmp_path}/last.pt cannot be read as a checkpoint" in run.err, run.story()
     assert (tmp_path / "last.pt").read_bytes() == b"no checkpoint"
-    assert not run.pids()
+    run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")

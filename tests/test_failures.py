@@ -185,7 +185,8 @@ def test_failed_save_ends_all_ranks_and_keeps_the_old_checkpoint(launch, tmp_pat
     run = launch(script, 2, *options).wait(90)
     assert 0 not in run.codes, run.story()
     assert "in save_checkpoint" in run.err and "Is a directory" in run.err, run.story()
-    assert run.epochs() == [] and not run.pids()
+    run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
+    assert run.epochs() == []
     assert path.read_bytes() == before
 
 
