@@ -120,10 +120,14 @@ class Launch:
         assert rank == 0 and len(commands) == 1, f"no rank {rank} in {commands}\n{self.story()}"
         return next(iter(commands))
 
+    def out_of(self, number):
+        """What one of the commands printed, without the lines that gloo prints on torch 2.8."""
+        text = self.outputs[number][0].read_text()
+        return re.sub(r"^\[Gloo\] .*\n", "", text, flags=re.MULTILINE)
+
     @property
     def out(self):
-        text = "".join(paths[0].read_text() for paths in self.outputs)
-        return re.sub(r"^\[Gloo\] .*\n", "", text, flags=re.MULTILINE)  # torch 2.8 prints these
+        return "".join(map(self.out_of, range(len(self.outputs))))
 
     @property
     def err(self):
