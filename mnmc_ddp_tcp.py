@@ -3,13 +3,16 @@
 What changes from snmc_dp.py: each GPU has its own process, with a copy of the model and a shard of
 the data. DDP averages the gradients of all processes, so the copies stay equal. Each process is
 told its number (rank), how many there are (world size), and where they meet: at an address where
-rank 0 listens (tcp://) or in a new file that all can write (file://). Eight things turn a script
-into a DDP script. Comments with the numbers 1 to 8 mark them, not always in this order.
+rank 0 listens (tcp://) or in a new file that all can write (file://).
 
-    # One machine, two terminals, with two GPUs or none (with one GPU: add --backend gloo):
+Eight things turn a script into a DDP script. Numbered comments mark them, and 2 stands first: 1
+join the process group, 2 take your own GPU, 3 download once, 4 take your own shard, 5 wrap the
+model, 6 scale the learning rate, 7 add up the metrics, and print and save on one rank, 8 leave.
+
+    # One machine, two terminals. On one GPU add --backend gloo: nccl needs a GPU each.
     python mnmc_ddp_tcp.py --dataset synthetic --world-size 2 --rank 0
     python mnmc_ddp_tcp.py --dataset synthetic --world-size 2 --rank 1
-    # Two machines with one GPU each, where 192.0.2.1 stands for the address of the first:
+    # Two machines with one GPU each, a line on each; 192.0.2.1 is the address of the first:
     python mnmc_ddp_tcp.py --init-method tcp://192.0.2.1:18888 --world-size 2 --rank 0 --gpu 0
     python mnmc_ddp_tcp.py --init-method tcp://192.0.2.1:18888 --world-size 2 --rank 1 --gpu 0
 """
@@ -24,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # Not used, but must be imported before mark 1: main() says why.
+import torch.distributed.nn  # not used: see mark 8
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -39,8 +42,8 @@ def parse_args():
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
     add("--data-root", type=Path, default="data", help="default: ./data")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
-    add("-b", "--batch-size", type=int, default=64, help="images of each process; default: 64")
-    add("--lr", type=float, default=0.1, help="peak at a batch size of 64; default: 0.1")
+    add("-b", "--batch-size", type=int, default=64, help="in DDP for each process; default: 64")
+    add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
     add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
@@ -62,11 +65,11 @@ def setup_distributed(args):
     local_rank = args.rank if args.gpu is None else args.gpu
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # Otherwise the processes of a node fight for its cores.
-    # 2 Take your own GPU. The local rank is the number of a process on its node. If the process
-    # sees fewer GPUs than that, % starts again at 0: with gloo, processes can share a GPU.
+    # 2 Take your own GPU. The local rank is the number of a process on its node. If it is larger
+    # than the last GPU's number, % starts again at GPU 0: with gloo, processes can share a GPU.
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)  # Now "cuda" without a number means this GPU.
     else:
         device = torch.device("cpu")
     # The backend is the library that moves tensors between processes. nccl is fast and needs a GPU
@@ -79,12 +82,13 @@ def setup_distributed(args):
         rank=args.rank,
         world_size=args.world_size,
         timeout=timedelta(seconds=args.timeout),
-        device_id=device if backend == "nccl" else None,  # nccl connects now, not at first use.
+        # With device_id nccl connects here, and not at its first use: a network fault shows early.
+        device_id=device if backend == "nccl" else None,
     )
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # If print wrote it separately, it could land in another process's line.
+        end="",  # print would write its newline later, perhaps into another rank's line.
         flush=True,
     )
     return local_rank, device
@@ -96,20 +100,21 @@ def train(args, local_rank, device):
     # In a collective call (barrier, broadcast, all_reduce) a rank waits for the others. All ranks
     # must make the same collective calls in the same order, or some wait until the time-out.
 
-    # 3 Download in one process. The ranks load in three turns: first rank 0, then the first process
-    # of each other node, which may have a data folder of its own, then the rest.
+    # 3 Download once. The ranks load in three turns: rank 0 downloads, then the first process of
+    # each other node, which may have a data folder of its own. The rest find the files there.
     my_turn = 0 if rank == 0 else 1 if local_rank == 0 else 2
     for turn in range(3):
         if turn == my_turn:
             train_set = load_split(args.dataset, args.data_root, train=True)
             test_set = load_split(args.dataset, args.data_root, train=False)
-        dist.barrier()  # A barrier ends when all ranks have reached it.
-    # 4 Take your own shard. DDP averages in every step, so all ranks need the same number of steps.
-    # DistributedSampler shuffles, and repeats a few images to make the shards equally long.
+        dist.barrier()  # After each turn all ranks wait here for one another.
+    # 4 Take your own shard. In each step the ranks average their gradients, so all need the same
+    # number of steps. DistributedSampler repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # Testing repeats no image.
-    # batches gives a list of indices for each batch. batch_size=None makes the loader pass each
-    # list on unchanged: train_set[list] is one index operation on the tensors of the set.
+    # Test shards repeat no image and may differ by one: inside the test loop no rank waits.
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))
+    # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
+    # train_set[list], one index operation on tensors, which is much faster than image by image.
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type == "cuda"  # A GPU can copy from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batches, batch_size=None, pin_memory=pin)
@@ -121,11 +126,13 @@ def train(args, local_rank, device):
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. DDP gives all ranks the weights of rank 0. In each backward it averages the
-    # gradients over all ranks, one bucket (a group of parameters) at a time, while backward
-    # computes the next bucket. gradient_as_bucket_view=True avoids a second copy of the gradients.
+    # gradients over all ranks, one bucket at a time. A bucket is a buffer with the gradients of
+    # several parameters, and is sent while backward computes the next bucket. With
+    # gradient_as_bucket_view, each .grad is a part of its bucket, which saves copying it back.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # The wrapper has no weights of its own: it trains those of model. We test and save model,
-    # because it needs no other rank to compute, and every script can load its weights.
+    # The wrapper has no weights of its own: it trains those of model. We test and save model, not
+    # the wrapper. The wrapper's forward can make collective calls, and in the wrapper's state_dict
+    # "module." stands before each name, which the other scripts do not expect.
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -137,14 +144,14 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Seed, epoch and rank decide the augmentation: a resumed run equals an uninterrupted one.
+        # Each epoch and rank augments with its own seed: a resumed run equals an uninterrupted one.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
         seconds = time.perf_counter() - started
         correct, count = evaluate(model, test_loader, device)
         if rank > 0:
-            continue  # 7 Print and save on one rank: all have the same numbers and weights.
+            continue  # 7 Print and save on one rank: all have the same metrics and weights.
         if args.checkpoint:
             save_checkpoint(args.checkpoint, model, optimizer, epoch + 1)
         print(
@@ -159,10 +166,9 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: torch gives up its reference to the process group. Two others must be gone by then,
-    # or gloo's threads run on and can abort Python at exit (docs/gloo_abort_at_exit.md). The DDP
-    # model has one, and is gone, since train() has returned. torch.distributed.nn takes one if it
-    # is first imported after mark 1; DDP would do that.
+    # 8 Leave: close the connections to the other ranks. By then the DDP model must be gone, which
+    # is why it lives in train(), and torch.distributed.nn must have been imported before mark 1.
+    # Otherwise gloo can abort Python at exit. Why? docs/gloo_abort_at_exit.md has the answer.
     dist.destroy_process_group()
 
 
@@ -175,9 +181,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate rises in the first fifth of all steps and then falls to zero. done is
-        # the fraction of the training that is over in mid-step: no scheduler, no state to save.
-        done = (epoch + (step + 0.5) / len(loader)) / args.epochs
+        # The learning rate is the lower of two lines: one rises to peak_lr at done = 0.2, the other
+        # falls from there to zero. A resumed run needs no scheduler state for that.
+        done = (epoch + (step + 0.5) / len(loader)) / args.epochs  # fraction of the training
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
         images = images.to(device, non_blocking=True)
@@ -193,7 +199,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    dist.all_reduce(totals)  # 7 Add up the metrics: every rank now has the sums over all ranks.
+    dist.all_reduce(totals)  # 7 Add up the metrics: totals becomes the sum over all ranks.
     # The totals leave the GPU once an epoch. An .item() in each step would make Python wait for it.
     loss_sum, correct, count = totals.tolist()
     return loss_sum / count, 100 * correct / count
@@ -202,8 +208,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, loader, device):
     """Returns (correct images, images) over all ranks; computes in float32, also with --amp."""
-    # Before each training step DDP copies BatchNorm's statistics from rank 0 to all ranks, and the
-    # step changes them differently on each. Copy them once more: all ranks test what rank 0 saves.
+    # BatchNorm's statistics are buffers: they have no gradients to average. DDP copies rank 0's to
+    # all ranks before each training step, and in the step every rank's batch changes its own. Copy
+    # rank 0's once more after the last step: all ranks then test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -228,10 +235,11 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
     # If the folder cannot be made, say so before the training, and not after its first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Rank 0 says whether there is a file, which must be in a folder that all nodes share. Without
-    # this broadcast, a rank that cannot see it would silently train from the start.
+    # Rank 0 says whether there is a file, and all ranks read it: the folder must be one that all
+    # nodes share. Without this broadcast, a rank that does not see the file would train other
+    # epochs than the rest. With it, torch.load fails on that rank.
     found = [path.exists()]
-    dist.broadcast_object_list(found, src=0)
+    dist.broadcast_object_list(found, src=0)  # puts rank 0's answer into every rank's list
     if not found[0]:
         return 0
     try:
@@ -260,8 +268,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The / 8 makes small logits, which large learning rates need: at a learning rate of 0.8 (8
-        # processes) the accuracy after one epoch is 99% with it, and 9% without.
+        # Dividing by a constant keeps the logits small. Large learning rates need that: with --lr
+        # 0.8 the accuracy after one epoch is 99% with the division, and 9% without.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -269,7 +277,7 @@ def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
         # ResNet-18 was made for ImageNet: it shrinks 32 x 32 pixels to 8 x 8 at once. It is fast
-        # here, and reaches 75% in 5 epochs. Branches that start as zero help with large batches.
+        # here, and reaches 75% in 5 epochs. zero_init_residual helps to train with large batches.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -300,7 +308,9 @@ def augment(images):
     # A padded image has 9 x 9 windows of the size H x W: a view of shape (N, C, 9, 9, H, W).
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
     top, left = torch.randint(9, (2, n), device=images.device)
-    images = windows[torch.arange(n, device=images.device), :, top, left]  # one window of each
+    windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)
+    # Image i becomes windows[i, top[i], left[i]].
+    images = windows[torch.arange(n, device=images.device), top, left]
     mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 

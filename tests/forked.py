@@ -7,7 +7,7 @@ import sys
 import time
 from unittest import mock
 
-from launch import REPO
+from launch import REPO, without_gloo_lines
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torchvision", "tqdm"])
@@ -65,4 +65,4 @@ def run_forked_ranks(path, processes, port, folder, seconds=60):
     started = [start(path, [], *both) for both in zip(folders, ranks, strict=True)]
     codes = end(started, seconds)
     out, err = ("".join((f / name).read_text() for f in folders) for name in ("out", "err"))
-    return codes, out, err
+    return codes, without_gloo_lines(out), err

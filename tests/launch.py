@@ -13,6 +13,8 @@ import time
 import uuid
 from pathlib import Path
 
+import pytest
+
 REPO = Path(__file__).resolve().parents[1]
 PLAIN = ("snsc.py", "snmc_dp.py")
 DDP = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py", "mnmc_ddp_slurm.py")
@@ -32,6 +34,17 @@ EPOCH = re.compile(
 )
 # What torchrun says of itself when it sets OMP_NUM_THREADS; the only line not ours in a good run.
 TORCHRUN_SAYS = re.compile(r"^W\d{4} .*torch/distributed/run\.py:\d+\].*\n?", re.MULTILINE)
+
+
+def without_gloo_lines(text):
+    """What a program printed but for what gloo adds on torch 2.8, in two parts that can mix."""
+    gloo = r"^.*(\[Gloo\] Rank|Expected number of connected peer ranks).*\n"
+    return re.sub(gloo, "", text, flags=re.MULTILINE)
+
+
+def quick_for(values, *quick):
+    """Parameters of a test: the full run takes all values, the quick one those named."""
+    return [v if v in quick else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def free_port():
@@ -122,8 +135,7 @@ class Launch:
 
     def out_of(self, number):
         """What one of the commands printed, without the lines that gloo prints on torch 2.8."""
-        text = self.outputs[number][0].read_text()
-        return re.sub(r"^\[Gloo\] .*\n", "", text, flags=re.MULTILINE)
+        return without_gloo_lines(self.outputs[number][0].read_text())
 
     @property
     def out(self):

@@ -47,6 +47,7 @@ CHAIN = (
 )
 
 
+@pytest.mark.slow
 def test_any_script_resumes_what_any_other_saved(launch, tmp_path):
     """Each trains one epoch more, to the weights that one process with averaged gradients finds."""
     write_mnist(tmp_path, train=TRAIN)
@@ -84,6 +85,7 @@ def test_checkpoint_holds_model_optimizer_and_epoch(tmp_path):
     assert not any(name.startswith("module.") for name in saved["model"])
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
     """SIGKILL at 40 random moments, of a process that does nothing but save."""
     path = tmp_path / "last.pt"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from launch import DDP, REPO, commands_for, free_port
+from launch import DDP, REPO, commands_for, free_port, quick_for
 
 # Runs a script's main() and counts, before it leaves and after, the threads that are not Python's
 # own. OMP_NUM_THREADS is 1, so that they are gloo's.
@@ -28,7 +28,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("script", DDP)
+@pytest.mark.parametrize("script", quick_for(DDP, "mnmc_ddp_env.py"))
 def test_no_thread_of_gloo_is_left(launch, tmp_path, script):
     (tmp_path / "count.py").write_text(COUNT)
     commands = commands_for(script, 2, "--dataset", "synthetic", "-e", "1", "-b", "500")

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, page_commands
+from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, page_commands, quick_for
 
 import snsc
 
@@ -39,13 +39,7 @@ def gone(run, seconds):
     assert 0 not in run.codes, run.story()
 
 
-FAST = ("snsc.py",)  # the others are for the full run
-
-
-@pytest.mark.parametrize(
-    "script",
-    [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in SCRIPTS],
-)
+@pytest.mark.parametrize("script", quick_for(SCRIPTS, "snsc.py"))
 def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, script):
     """SIGKILL in the second epoch, then in the third, of the last rank and of rank 0.
 
@@ -80,7 +74,8 @@ def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
         torch.testing.assert_close(tensors(resumed[part]), tensors(weights[part]), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("by", ("the README", pytest.param("env.sh", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ("the README", "env.sh"))
 def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path, by):
     """The restarted ranks resume and end with the metrics of an undisturbed run."""
     metrics, _ = undisturbed(launch, tmp_path, 2)
@@ -105,7 +100,7 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("sent", (signal.SIGINT, signal.SIGTERM))
+@pytest.mark.parametrize("sent", quick_for((signal.SIGINT, signal.SIGTERM), signal.SIGTERM))
 def test_signal_to_the_launcher_ends_all_ranks(launch, sent):
     """Ctrl-C goes to all processes of a terminal's foreground, SIGTERM to the launcher alone."""
     runs = {}
@@ -173,7 +168,7 @@ def test_rank_that_never_comes_is_told_by_the_last_line(launch):
             assert said in run.last_line(), run.story()
 
 
-@pytest.mark.parametrize("script", DDP[:3])
+@pytest.mark.parametrize("script", quick_for(DDP[:3], "mnmc_ddp_env.py"))
 def test_failed_save_ends_all_ranks_and_keeps_the_old_checkpoint(launch, tmp_path, script):
     """Rank 0 alone writes. Its temporary file cannot be made, because a folder has that name."""
     path = tmp_path / "last.pt"
@@ -184,12 +179,14 @@ def test_failed_save_ends_all_ranks_and_keeps_the_old_checkpoint(launch, tmp_pat
     options = ("--dataset", "synthetic", "-b", "500", "-e", "100", "--checkpoint", path)
     run = launch(script, 2, *options).wait(90)
     assert 0 not in run.codes, run.story()
-    assert "in save_checkpoint" in run.err and "Is a directory" in run.err, run.story()
+    assert "in save_checkpoint" in run.err, run.story()
+    assert re.search("Is a directory|last.pt.tmp cannot be opened", run.err)
     run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
     assert run.epochs() == []
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_file_left_over_from_a_killed_run_never_hangs(launch, tmp_path):
     """Its addresses lead to the dead, and the end is an error; without the file the run works."""
     meet = ["--init-method", f"file://{tmp_path}/meet", "--world-size", 2]

@@ -10,6 +10,7 @@ from launch import REPO, free_port, shape
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
 
 
+@pytest.mark.slow
 def test_env_sh_on_two_nodes(launch):
     """Two torchruns on one machine, told apart by NODE_RANK."""
     command = ["bash", REPO / "scripts" / "mnmc_ddp_env.sh", *ONE_EPOCH]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, docstring_commands, free_port
+from launch import DDP, PLAIN, REPO, docstring_commands, free_port, quick_for
 from tiny_data import accept_any_cifar10, write_cifar10
 
 ONE_EPOCH = ("--dataset", "synthetic", "--epochs", "1")
@@ -45,13 +45,13 @@ def check_ddp(run, processes):
         assert run.out_of(rank).count("\n") == 1, f"rank {rank} printed\n{run.out_of(rank)}"
 
 
-@pytest.mark.parametrize(
-    ("script", "processes"),
-    [(script, 3) for script in DDP[:3]]
-    + [pytest.param(DDP[3], 3, marks=pytest.mark.slow), ("mnmc_ddp_env.py", 1)],
-)
-def test_ddp(launch, script, processes):
-    check_ddp(launch(script, processes, *ONE_EPOCH).succeeded(), processes)
+@pytest.mark.parametrize("script", quick_for(DDP, "mnmc_ddp_env.py"))
+def test_three_processes(launch, script):
+    check_ddp(launch(script, 3, *ONE_EPOCH).succeeded(), 3)
+
+
+def test_ddp_with_one_process(launch):
+    check_ddp(launch("mnmc_ddp_env.py", 1, *ONE_EPOCH).succeeded(), 1)
 
 
 @pytest.mark.parametrize("script", DDP)
@@ -102,6 +102,7 @@ def test_file_init(launch, tmp_path):
     check_run(launch(ranks).succeeded(), 2)
 
 
+@pytest.mark.slow
 def test_mp_on_two_nodes(launch):
     words = ["--nodes", 2, "--nproc-per-node", 2, "--init-method", f"tcp://127.0.0.1:{free_port()}"]
     nodes = [

@@ -89,6 +89,7 @@ def test_interface_that_is_wrong_or_missing(launch, name):
 
 
 @needs_root
+@pytest.mark.slow
 def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     options = ("--dataset", "synthetic", "-e", "1000")
     run = launch([two_hosts(SCRIPTS[2], *options)], env={"HOSTS": name, "NPROC": "1"})

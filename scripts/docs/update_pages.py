@@ -18,7 +18,7 @@ A comment above a fenced block says what it is:
     <!-- not run: REASON -->       shell commands or output that cannot be made here
 
 A text block right under a Python example is what the example prints, its lines sorted when several
-processes print.
+processes print. Of what scripts/who_hangs.py printed, the line numbers are kept up to date.
 """
 
 import argparse
@@ -26,9 +26,11 @@ import ast
 import difflib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,12 +120,59 @@ def run_example(code, processes):
         return sort_lines("".join(f.read_text() for f in Path(folder).rglob("stdout.log")))
 
 
+def apply_patch(patch, path):
+    """Changes a file as a patch on a page says."""
+    command = ["git", "apply", "-p0", "-"]
+    subprocess.run(command, input=patch, text=True, cwd=path.parent, check=True)
+
+
+def patched(block, folder):
+    """Copies the script of a patch block into folder and applies the patch; returns the copy."""
+    script = Path(shutil.copy(REPO / block.mark.split()[1], folder))
+    apply_patch(block.code, script)
+    return script
+
+
+def watched(script, text):
+    """Returns the code of a script with the page's lines that make its ranks write notes."""
+    (lines,) = (block.code for block in read_blocks(text) if "def watch(" in block.code)
+    imports, function, start = lines.split("\n\n\n")
+    start = start.partition("\n\n")[0]
+    code = (REPO / script).read_text()
+    new = [line for line in imports.splitlines() if line not in code.splitlines()]
+    code = code.replace("import argparse\n", "\n".join(["import argparse", *new, ""]), 1)
+    begin = "def main():\n    args = parse_args()\n"
+    assert code.count(begin) == 1
+    start = textwrap.indent(start, "    ")
+    return code.replace(begin, f"{function}\n\n\n{begin}{start}\n")
+
+
+def renumber(printed, patch, script, text):
+    """Returns what who_hangs.py prints of a patched script, with the line numbers of today."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, script)
+        path.write_text(watched(script, text))
+        apply_patch(patch, path)
+        lines = [line.partition("  #")[0].strip() for line in path.read_text().splitlines()]
+
+    def nearest(place):
+        name, old, statement = place.groups()
+        numbers = [number for number, line in enumerate(lines, 1) if line == statement]
+        return f"{name}:{min(numbers, key=lambda number: abs(number - int(old)))}: {statement}"
+
+    return re.sub(r"([\w.]+\.py):(\d+): (.+)", nearest, printed)
+
+
 def update(text, run):
     """Returns a page's text with its diffs made new, and with run the examples' output."""
     changes = []
     for block in read_blocks(text):
         if block.language == "diff" and block.mark.startswith("diff "):
             changes.append((block, diff(*block.mark.split()[1:])))
+        if block.mark.startswith("patch "):
+            patch = block
+        elif block.mark == "printed by scripts/who_hangs.py":
+            changes.append((block, renumber(block.code, patch.code, patch.mark.split()[1], text)))
     for block, processes, output in examples(text):
         if run and output:
             changes.append((output, run_example(block.code, processes)))

@@ -9,6 +9,7 @@
 # the same ones. Settings: those of env.sh, and
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
+#   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
 #   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: eth0, which both hosts have)
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
@@ -44,6 +45,9 @@ set_up() {
         ip -n "$HOSTS$host" address add "10.77.0.$((host + 1))/24" dev eth0
         ip -n "$HOSTS$host" link set eth0 up
         ip -n "$HOSTS$host" link set lo up
+        if [ -n "${RATE:-}" ]; then
+            ip netns exec "$HOSTS$host" tc qdisc add dev eth0 root tbf rate "$RATE" burst 64kb latency 50ms
+        fi
     done
 }
 
@@ -64,7 +68,7 @@ start_ranks() {
                         --gpu "$local_rank" "$@"
                 done
                 ;;
-            mnmc_ddp_env.py | mnmc_ddp_slurm.py)
+            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/lab/by_hand.py)
                 on_host "$host" torchrun --nnodes 2 --node-rank "$host" --master-addr "$address" \
                     --master-port "$port" --nproc-per-node "$NPROC" "$REPO/$script" "$@"
                 ;;

@@ -1,0 +1,176 @@
+"""The judge of the exercises: right solutions, and the usual wrong ones."""
+
+import re
+from itertools import zip_longest
+
+import pytest
+import update_pages
+from forked import run_forked
+from launch import REPO, page_commands, without_gloo_lines
+
+NAMES = ("shard", "evaluate", "average_gradients", "resume", "should_stop")
+
+SHARD = """
+def shard(count, epoch):
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tolist()
+    order += order[: -count % dist.get_world_size()]
+    return order[dist.get_rank() :: dist.get_world_size()]
+"""
+EVALUATE = """
+def evaluate(model, images, labels):
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    model.eval()
+    with torch.inference_mode():
+        right = model(images[mine]).argmax(1) == labels[mine]
+    counts = torch.tensor([int(right.sum()), len(right)])
+    dist.all_reduce(counts)
+    return tuple(counts.tolist())
+"""
+AVERAGE = """
+def average_gradients(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+"""
+RESUME = """
+def resume(path, model, optimizer):
+    state = [None]
+    if dist.get_rank() == 0 and path.exists():
+        state = [torch.load(path, weights_only=True)]
+    dist.broadcast_object_list(state, src=0)
+    if state[0] is None:
+        return 0
+    model.load_state_dict(state[0]["model"])
+    optimizer.load_state_dict(state[0]["optimizer"])
+    return state[0]["epoch"]
+"""
+STOP = """
+def should_stop(losses, patience):
+    means = torch.tensor(losses)
+    dist.all_reduce(means)
+    return len(means) - 1 - int(means.argmin()) >= patience
+"""
+RIGHT = dict(zip(NAMES, (SHARD, EVALUATE, AVERAGE, RESUME, STOP), strict=True))
+
+# What is changed in the right solution, and what the hint must say.
+WRONG = {
+    "shard": [
+        ("    order += order[: -count % dist.get_world_size()]\n", "", "51 and 50 images"),
+        ("order += order[: -count % dist.get_world_size()]", "order = order[:100]", "left out"),
+        ("order[dist.get_rank() :: dist.get_world_size()]", "order[:51]", "both ranks have the sa"),
+        ("manual_seed(epoch)", "manual_seed(dist.get_rank())", "with the same seed"),
+        (", generator=torch.Generator().manual_seed(epoch)", "", "with the same seed"),
+        ("manual_seed(epoch)", "manual_seed(7)", "every epoch has the same order"),
+        ("order += order[: -count % dist.get_world_size()]", "order += order[:3]", "51 are enough"),
+        ("return ", "", "NoneType"),
+    ],
+    "evaluate": [
+        ("    model.eval()\n", "", "training mode"),
+        ("dist.get_rank(), None, dist.get_world_size()", "None", "each rank tests all images"),
+        ("    dist.all_reduce(counts)\n", "", "add them up on all ranks"),
+        (
+            "mine = slice(dist.get_rank(), None, dist.get_world_size())",
+            "mine = list(torch.utils.data.DistributedSampler(labels, shuffle=False))",
+            "an image is tested twice",
+        ),
+        ("dist.get_rank(), None, ", "dist.get_rank(), 6, ", "an image is not tested"),
+        (
+            "    dist.all_reduce(counts)\n",
+            "    counts = counts / len(right) / 2\n    dist.all_reduce(counts)\n",
+            "add up counts, not averages",
+        ),
+        ("dist.all_reduce(counts)", "dist.reduce(counts, dst=0)", "add them up on all ranks"),
+        (
+            "    dist.all_reduce(counts)\n",
+            "    if dist.get_rank() == 0:\n        dist.all_reduce(counts)\n",
+            "look for one under an if",
+        ),
+    ],
+    "average_gradients": [
+        ("            parameter.grad /= dist.get_world_size()\n", "", "are the sum over the ranks"),
+        ("            dist.all_reduce(parameter.grad)\n", "", "its own gradients"),
+        ("(parameter.grad)", "(parameter.grad.clone())", "its own gradients"),
+        ("parameter.grad", "parameter.data", "the weights have changed"),
+        ("        if parameter.grad is not None:\n", "        if True:\n", "took no part"),
+        ("/= dist.get_world_size()", "/= dist.get_world_size() ** 2", "divided twice"),
+        (
+            "        if parameter.grad is not None:\n",
+            "        if parameter.grad is None:\n"
+            "            parameter.grad = torch.zeros_like(parameter)\n"
+            "        if True:\n",
+            "leave None alone",
+        ),
+    ],
+    "resume": [
+        # This does no harm: the broadcast replaces what rank 1 has read.
+        ("dist.get_rank() == 0 and path", "path", "right"),
+        ("    dist.broadcast_object_list(state, src=0)\n", "", "after 0: rank 0 decides"),
+        ('    model.load_state_dict(state[0]["model"])\n', "", "has other weights"),
+        ('    optimizer.load_state_dict(state[0]["optimizer"])\n', "", "has another momentum"),
+        (
+            "if dist.get_rank() == 0 and path.exists()",
+            "found = [path.exists()]\n"
+            "    dist.broadcast_object_list(found, src=0)\n"
+            "    if found[0]",
+            "a rank without the file reads it",
+        ),
+        ('["epoch"]', '["epoch"] + 1', r"\[4, 4, 0\]"),
+    ],
+    "should_stop": [
+        ("    dist.all_reduce(means)\n", "", "the ranks disagree"),
+        ("dist.all_reduce(means)", "dist.broadcast(means, src=0)", "the loss of one rank decides"),
+        (">= patience", "> patience", "never stop|stop after epoch 6"),
+        ("dist.all_reduce(means)", "dist.broadcast(means, src=1)", "never stop"),
+        (">= patience", ">= 1", "stop after epoch"),
+    ],
+}
+
+
+def judge(tmp_path, solutions):
+    """Writes a file with these functions; returns (exit status, verdicts by name)."""
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\nimport torch.distributed as dist\n" + "".join(solutions))
+    code, out, err = run_forked("scripts/exercises.py", ["judge", path], tmp_path / "run", 200)
+    verdicts = dict(re.findall(r"^(\w+) +(.+)$", without_gloo_lines(out), re.MULTILINE))
+    assert tuple(verdicts) == NAMES, err
+    return code, verdicts
+
+
+def test_right_solutions_are_right(tmp_path):
+    assert judge(tmp_path, RIGHT.values()) == (0, dict.fromkeys(NAMES, "right"))
+
+
+# In each round the next wrong solution of every exercise; right ones where there are no more.
+ROUNDS = list(zip_longest(*(WRONG[name] for name in NAMES), fillvalue=("", "", "right")))
+
+
+@pytest.mark.parametrize(
+    "number",
+    # In the last round a rank waits until the judge's time-out.
+    [*range(len(ROUNDS) - 1), pytest.param(len(ROUNDS) - 1, marks=pytest.mark.slow)],
+)
+def test_wrong_solutions_get_a_hint_that_names_the_mistake(tmp_path, number):
+    solutions = []
+    for name, (old, new, _) in zip(NAMES, ROUNDS[number], strict=True):
+        assert old in RIGHT[name], old
+        solutions.append(RIGHT[name].replace(old, new) if old else RIGHT[name])
+    code, verdicts = judge(tmp_path, solutions)
+    for name, (_, _, hint) in zip(NAMES, ROUNDS[number], strict=True):
+        assert re.search(hint, verdicts[name]), (name, verdicts)
+        assert hint == "right" or verdicts[name].startswith("wrong: "), (name, verdicts)
+    assert code == 1
+
+
+def test_commands_of_the_page(tmp_path):
+    """On a file just started nothing is done yet; a second start does not overwrite it."""
+    page = update_pages.read_blocks((REPO / "docs" / "exercises.md").read_text())
+    (shown,) = (block.code for block in page if block.language == "text")
+    printed = ""
+    commands = page_commands("docs/exercises.md", "Write your copy and ask the judge")
+    for number, command in enumerate([*commands, commands[0]]):
+        _, script, *words = command.replace("mine.py", str(tmp_path / "mine.py")).split()
+        code, out, err = run_forked(script, words, tmp_path / str(number), 200)
+        printed += without_gloo_lines(out).replace(f"{tmp_path}/", "")
+    assert printed == shown
+    assert code == 1 and err.endswith("mine.py exists: choose another name\n")
