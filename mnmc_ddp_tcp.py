@@ -5,9 +5,9 @@ the data. DDP averages the gradients of all processes, so the copies stay equal.
 told its number (rank), how many there are (world size), and where they meet: at an address where
 rank 0 listens (tcp://) or in a new file that all can write (file://).
 
-Eight things turn a script into a DDP script. Numbered comments mark them, and 2 stands first: 1
-join the process group, 2 take your own GPU, 3 download once, 4 take your own shard, 5 wrap the
-model, 6 scale the learning rate, 7 add up the metrics, and print and save on one rank, 8 leave.
+Eight things turn a script into a DDP script: 1 join the process group, 2 take your own GPU, 3
+download once, 4 take your own shard, 5 wrap the model, 6 scale the learning rate, 7 add up the
+metrics, and print and save on one rank, 8 leave. Numbered comments mark them; 2 comes before 1.
 
     # One machine, two terminals. On one GPU add --backend gloo: nccl needs a GPU each.
     python mnmc_ddp_tcp.py --dataset synthetic --world-size 2 --rank 0
@@ -111,7 +111,7 @@ def train(args, local_rank, device):
     # 4 Take your own shard. In each step the ranks average their gradients, so all need the same
     # number of steps. DistributedSampler repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # Test shards repeat no image and may differ by one: inside the test loop no rank waits.
+    # Test shards repeat no image. Some may be one image longer: the test loop has no collectives.
     test_set = Subset(test_set, range(rank, len(test_set), world_size))
     # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
     # train_set[list], one index operation on tensors, which is much faster than image by image.
@@ -128,11 +128,11 @@ def train(args, local_rank, device):
     # 5 Wrap the model. DDP gives all ranks the weights of rank 0. In each backward it averages the
     # gradients over all ranks, one bucket at a time. A bucket is a buffer with the gradients of
     # several parameters, and is sent while backward computes the next bucket. With
-    # gradient_as_bucket_view, each .grad is a part of its bucket, which saves copying it back.
+    # gradient_as_bucket_view, each .grad is a part of its bucket, and need not be copied from it.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # The wrapper has no weights of its own: it trains those of model. We test and save model, not
-    # the wrapper. The wrapper's forward can make collective calls, and in the wrapper's state_dict
-    # "module." stands before each name, which the other scripts do not expect.
+    # The wrapper has no weights of its own: it trains those of model. We test model, because the
+    # wrapper's forward can make collective calls, and test shards differ in length. We save model,
+    # because the wrapper's state_dict has names that other scripts do not expect ("module.…").
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -166,9 +166,9 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks. By then the DDP model must be gone, which
-    # is why it lives in train(), and torch.distributed.nn must have been imported before mark 1.
-    # Otherwise gloo can abort Python at exit. Why? docs/gloo_abort_at_exit.md has the answer.
+    # 8 Leave: close the connections. gloo's threads end here, unless something holds the group: the
+    # DDP model, which is gone with train(), or torch.distributed.nn, if there already was a group
+    # when it was imported. Threads left over can abort Python at exit: docs/gloo_abort_at_exit.md.
     dist.destroy_process_group()
 
 
@@ -181,8 +181,8 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate is the lower of two lines: one rises to peak_lr at done = 0.2, the other
-        # falls from there to zero. A resumed run needs no scheduler state for that.
+        # The learning rate is the lower of two straight lines: in the first fifth of the training
+        # it rises from 0 to peak_lr, then it falls back to 0. No scheduler state needs saving.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs  # fraction of the training
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
@@ -208,9 +208,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, loader, device):
     """Returns (correct images, images) over all ranks; computes in float32, also with --amp."""
-    # BatchNorm's statistics are buffers: they have no gradients to average. DDP copies rank 0's to
-    # all ranks before each training step, and in the step every rank's batch changes its own. Copy
-    # rank 0's once more after the last step: all ranks then test the model that rank 0 saves.
+    # BatchNorm's statistics are buffers: they have no gradients to average. Before each training
+    # step DDP copies those of rank 0 to all ranks, and in the step each rank's batch changes its
+    # copy. So copy once more after the last step: all ranks then test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -237,7 +237,7 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Rank 0 says whether there is a file, and all ranks read it: the folder must be one that all
     # nodes share. Without this broadcast, a rank that does not see the file would train other
-    # epochs than the rest. With it, torch.load fails on that rank.
+    # epochs than the rest. Now that rank stops here, with the error of torch.load.
     found = [path.exists()]
     dist.broadcast_object_list(found, src=0)  # puts rank 0's answer into every rank's list
     if not found[0]:
@@ -305,7 +305,8 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A padded image has 9 x 9 windows of the size H x W: a view of shape (N, C, 9, 9, H, W).
+    # Each unfold replaces a padded dimension by the 9 places where a window can begin, and adds the
+    # pixels of the window as a last dimension: after two, a view of shape (N, C, 9, 9, H, W).
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
     top, left = torch.randint(9, (2, n), device=images.device)
     windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)

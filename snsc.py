@@ -94,8 +94,8 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate is the lower of two lines: one rises to peak_lr at done = 0.2, the other
-        # falls from there to zero. A resumed run needs no scheduler state for that.
+        # The learning rate is the lower of two straight lines: in the first fifth of the training
+        # it rises from 0 to peak_lr, then it falls back to 0. No scheduler state needs saving.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs  # fraction of the training
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
@@ -206,7 +206,8 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A padded image has 9 x 9 windows of the size H x W: a view of shape (N, C, 9, 9, H, W).
+    # Each unfold replaces a padded dimension by the 9 places where a window can begin, and adds the
+    # pixels of the window as a last dimension: after two, a view of shape (N, C, 9, 9, H, W).
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
     top, left = torch.randint(9, (2, n), device=images.device)
     windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)

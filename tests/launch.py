@@ -36,6 +36,12 @@ EPOCH = re.compile(
 TORCHRUN_SAYS = re.compile(r"^W\d{4} .*torch/distributed/run\.py:\d+\].*\n?", re.MULTILINE)
 
 
+def gave_up(seconds):
+    """A regular expression for gloo's time-out: which of its threads gives up first is a race."""
+    words = f"Timed out waiting {seconds}000ms for (recv|send)"
+    return re.compile(f"{words}|Application timeout caused pair closure")
+
+
 def without_gloo_lines(text):
     """What a program printed but for what gloo adds on torch 2.8, in two parts that can mix."""
     gloo = r"^.*(\[Gloo\] Rank|Expected number of connected peer ranks).*\n"

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, page_commands, quick_for
+from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, gave_up, page_commands, quick_for
 
 import snsc
 
@@ -130,7 +130,7 @@ def test_stalled_rank_ends_the_others(launch):
         # a stopped process cannot take, it sends SIGKILL. So does torchrun.
         seconds = 10 + 40 if script == "mnmc_ddp_mp.py" else 10 + 10
         run.wait_for(
-            lambda run=run: "Timed out waiting 10000ms for recv" in run.err,
+            lambda run=run: gave_up(10).search(run.err),
             seconds,
             "rank 0 to give up",
         )

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import update_pages
-from launch import REPO, Launch, free_port, page_commands
+from launch import REPO, Launch, free_port, gave_up, page_commands
 
 PAGE = "docs/break_it.md"
 BLOCKS = update_pages.read_blocks((REPO / PAGE).read_text())
@@ -14,6 +14,8 @@ BLOCKS = update_pages.read_blocks((REPO / PAGE).read_text())
 
 def pattern(line):
     """A regular expression for a shown line, in which numbers may be others."""
+    if "Timed out waiting 5000ms" in line:
+        return gave_up(5).pattern
     number = r"-?\d[\d.]*"
     return number.join(map(re.escape, re.split(number, line.removeprefix("… ").strip())))
 
@@ -75,7 +77,7 @@ def test_two_processes_with_one_rank(tmp_path):
 def test_barrier_under_if_rank_0(tmp_path):
     title = "3. A barrier under if rank == 0"
     run = see(tmp_path, title, start(tmp_path, title), [1])
-    assert run.epochs() == [] and "5000ms" in run.err, run.story()
+    assert run.epochs() == [], run.story()
 
 
 @pytest.mark.slow
@@ -98,7 +100,6 @@ def test_stop(tmp_path):
     title = "6. kill -STOP"
     run = see(tmp_path, title, start(tmp_path, title), [1])
     assert [line["epoch"] for line in run.epochs()] == [1], run.story()
-    assert "5000ms" in run.err
 
 
 @pytest.mark.slow
