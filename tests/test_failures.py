@@ -39,7 +39,8 @@ def gone(run, seconds):
     assert 0 not in run.codes, run.story()
 
 
-@pytest.mark.parametrize("script", quick_for(SCRIPTS, "snsc.py"))
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, script):
     """SIGKILL in the second epoch, then in the third, of the last rank and of rank 0.
 
@@ -100,7 +101,8 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("sent", quick_for((signal.SIGINT, signal.SIGTERM), signal.SIGTERM))
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", (signal.SIGINT, signal.SIGTERM))
 def test_signal_to_the_launcher_ends_all_ranks(launch, sent):
     """Ctrl-C goes to all processes of a terminal's foreground, SIGTERM to the launcher alone."""
     runs = {}
@@ -130,7 +132,7 @@ def test_stalled_rank_ends_the_others(launch):
         # a stopped process cannot take, it sends SIGKILL. So does torchrun.
         seconds = 10 + 40 if script == "mnmc_ddp_mp.py" else 10 + 10
         run.wait_for(
-            lambda run=run: gave_up(10).search(run.err),
+            lambda run=run: gave_up("Timed out waiting 10000ms").search(run.err),
             seconds,
             "rank 0 to give up",
         )

@@ -15,7 +15,7 @@ BLOCKS = update_pages.read_blocks((REPO / PAGE).read_text())
 def pattern(line):
     """A regular expression for a shown line, in which numbers may be others."""
     if "Timed out waiting 5000ms" in line:
-        return gave_up(5).pattern
+        return gave_up("Timed out waiting 5000ms").pattern
     number = r"-?\d[\d.]*"
     return number.join(map(re.escape, re.split(number, line.removeprefix("… ").strip())))
 

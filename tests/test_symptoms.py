@@ -52,14 +52,14 @@ def test_hang_in_evaluation(tmp_path, model):
     else:
         assert codes[1] == 1 and "rank 1 is through" not in out
         assert "in forward" in err
-        assert gave_up(2).search(err)
+        assert gave_up("Timed out waiting 2000ms").search(err)
 
 
 def test_hang_at_the_end(tmp_path):
     """Rank 0 alone calls a collective."""
     codes, out, err = run_two(tmp_path, "if rank == 0: dist.all_reduce(torch.ones(1))")
     assert codes == [1, 0] and out == "rank 1 is through\n"
-    assert gave_up(2).search(err) and "in all_reduce" in err
+    assert gave_up("Timed out waiting 2000ms").search(err) and "in all_reduce" in err
 
 
 def test_every_epoch_has_the_same_order_without_set_epoch():

@@ -68,7 +68,7 @@ def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
     subprocess.check_call(["ip", "-n", f"{name}0", "link", "set", "eth0", "down"])
     run.wait(10 + 30)
     assert run.codes == [1], run.story()
-    assert gave_up(10).search(run.err), run.story()
+    assert gave_up("Timed out waiting 10000ms").search(run.err), run.story()
     assert not run.pids() and len(run.epochs()) < 3
     again = launch([command], env=settings).succeeded()
     assert [line["epoch"] for line in again.epochs()] == [2, 3][len(run.epochs()) - 1 :]

@@ -486,6 +486,8 @@ def test_hang_without_the_tool(launch, tmp_path, heading):
     command = ["torchrun", "--nproc-per-node", 2, script, "--dataset", "synthetic"]
     run = launch([[*command, "--timeout", 30]]).wait(300)
     assert run.codes == [1]
-    assert re.search(rf"^\[rank\d\]: .*({gave_up(30).pattern})", run.err, re.M), run.story()
+    assert re.search(
+        rf"^\[rank\d\]: .*({gave_up('Timed out waiting 30000ms').pattern})", run.err, re.M
+    ), run.story()
     assert "[rank1]" not in run.err or "a rank that" not in heading.lower(), run.story()
     assert len(run.epochs()) == ("shapes" in heading), run.story()
