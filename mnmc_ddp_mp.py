@@ -242,7 +242,7 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Rank 0 says whether there is a file, and all ranks read it: the folder must be one that all
     # nodes share. Without this broadcast, a rank that does not see the file would train other
-    # epochs than the rest. Now that rank stops here, with the error of torch.load.
+    # epochs than the rest. Now that rank stops here, because it cannot read the file.
     found = [path.exists()]
     dist.broadcast_object_list(found, src=0)  # puts rank 0's answer into every rank's list
     if not found[0]:

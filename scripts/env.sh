@@ -47,7 +47,8 @@ if [ -z "${NPROC:-}" ]; then
 fi
 # What an earlier call of this file has set is counted anew, for another NPROC.
 if [ -z "${OMP_NUM_THREADS:-}" ] || [ "$OMP_NUM_THREADS" = "${ENV_SH_THREADS:-}" ]; then
-    threads="$(($(getconf _NPROCESSORS_ONLN) / NPROC))"
+    # nproc knows how many cores a container may use. It would also obey these two variables.
+    threads="$(($(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) / NPROC))"
     export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
     export ENV_SH_THREADS="$OMP_NUM_THREADS"
 fi

@@ -12,7 +12,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 INIT_METHOD="${INIT_METHOD:-tcp://127.0.0.1:$(free_port)}"
 
 ranks=()
-trap 'kill "${ranks[@]}" 2>/dev/null || true; wait' EXIT
+# A stopped process takes SIGTERM only when it continues.
+trap 'kill "${ranks[@]}" 2>/dev/null || true; kill -CONT "${ranks[@]}" 2>/dev/null || true; wait' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 for ((rank = 0; rank < NPROC; rank++)); do

@@ -12,6 +12,7 @@
 set -euo pipefail
 export NPROC="${NPROC:-2}"
 threads_asked_for="${OMP_NUM_THREADS:-}"
+[ "$threads_asked_for" != "${ENV_SH_THREADS:-}" ] || threads_asked_for=""  # env.sh counted them
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 options=(--dataset "${DATASET:-synthetic}" --epochs "${EPOCHS:-1}" "$@")
 ddp_options=("${options[@]}")

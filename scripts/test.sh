@@ -7,12 +7,12 @@
 #   bash scripts/test.sh tests/test_train.py -k resume -x
 #   bash scripts/test.sh -m gpu          # what needs a GPU
 #
-# Settings: those of env.sh, and
+# Settings: those of env.sh but NPROC, and
 #   CI  when true, a test that cannot run on this machine fails, unless it needs a GPU
 set -euo pipefail
 export NPROC=2
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if ! python -c 'import pytest, pytest_timeout, xdist' 2>/dev/null; then
+if ! { python -c 'import pytest, pytest_timeout, xdist' && command -v ruff && command -v py-spy; } &>/dev/null; then
     python -m pip install --quiet -r "$REPO/tests/requirements.txt"
 fi
 markers="not slow and not stress"
@@ -21,6 +21,11 @@ if [ "${1:-}" = --all ]; then
     shift
 fi
 cd "$REPO"
+# The tests count on gloo and the CPU, but for those that need a GPU.
+case " $* " in
+    *" gpu "*) ;;
+    *) export CUDA_VISIBLE_DEVICES="" ;;
+esac
 # All tests, unless some are named.
 files=(tests)
 for word in "$@"; do

@@ -44,7 +44,10 @@ def ask_py_spy(pids):
     """Returns notes with stacks alone, by rank, of processes on this machine."""
     settings = {}
     for pid in sorted(pids):
-        environ = Path(f"/proc/{pid}/environ").read_text()
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+        except OSError:  # The process has ended, or belongs to somebody else.
+            continue
         settings[pid] = dict(re.findall(r"(\w+)=([^\0]*)", environ))
     names = ("RANK", "WORLD_SIZE")
     if not any("RANK" in env for env in settings.values()):
@@ -68,7 +71,8 @@ def stack_of(pid):
         return []
     for thread in threads:
         frames = [(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]]
-        if frames and frames[-1][2] == "<module>":  # This is the main thread.
+        # The main thread; its outermost frame is the second with python -m.
+        if frames and frames[-1][2] in ("<module>", "_run_module_as_main"):
             return [[*frame, linecache.getline(*frame[:2])] for frame in reversed(frames)]
     return []
 
@@ -247,7 +251,8 @@ def main():
     args = parser.parse_args()
     notes = ask_py_spy(args.pids) if args.pids else read_notes(args.folder)
     if not notes:
-        sys.exit("py-spy can read no rank" if args.pids else f"no note in {args.folder}")
+        no_rank = "no process with RANK or SLURM_PROCID in its environment that py-spy can read"
+        sys.exit(no_rank if args.pids else f"no note in {args.folder}")
     print(report(notes, args.stacks))
 
 

@@ -86,7 +86,9 @@ class Launch:
         self.mark = f"DDP_TEST_LAUNCH={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         settings = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC"))
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("SLURM_", "TORCHELASTIC", "ENV_SH_"))
         }
         settings |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         # One thread each: launches run side by side, and more would only wait for one another.
@@ -112,9 +114,11 @@ class Launch:
         return self
 
     def __exit__(self, *_):
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while pids := self.pids():  # again, for what a process has started meanwhile
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
         for process in self.processes:
             process.wait()
 

@@ -12,7 +12,7 @@ COLUMNS = "dataset batch W bare ours ours_ddp textbook input ours/bare ddp/ours 
 
 @pytest.mark.slow
 def test_scaling_prints_and_writes_both_tables(launch, tmp_path):
-    """The README's command in small, on made-up images; ratios are those of the speeds."""
+    """The page's command in small, on made-up images; ratios are those of the speeds."""
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)  # what a failed download leaves
     command, _ = page_commands("docs/performance.md", "Speed and scale")
     sizes = {"DATASETS": "mnist cifar10", "SIZES": "4", "WORLDS": "2", "MANY": "1 3"}

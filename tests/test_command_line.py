@@ -70,17 +70,17 @@ MISTAKES = [
     ),
     ("mnmc_ddp_mp.py", "--nodes 2 --node-rank 2", "--node-rank must be below --nodes"),
 ]
-NEEDS_GPU = [
+WITHOUT_GPU = [
     ("mnmc_ddp_tcp.py", "--sync-bn", "SyncBatchNorm layers only work with GPU modules"),
     # torch 2.15: "device_id parameter must be a device with a valid index"; 2.8 words it otherwise.
     ("mnmc_ddp_tcp.py", "--backend nccl", "init_process_group device_id parameter must be"),
 ]
 
 
-@pytest.mark.parametrize(("script", "words", "said"), MISTAKES + NEEDS_GPU)
+@pytest.mark.parametrize(("script", "words", "said"), MISTAKES + WITHOUT_GPU)
 def test_last_line_says_what_is_wrong(tmp_path, script, words, said):
     """The status says so, too, nothing is trained and nothing is written."""
-    if (script, words, said) in NEEDS_GPU and torch.cuda.is_available():
+    if (script, words, said) in WITHOUT_GPU and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     if "--init-method" not in words and script == "mnmc_ddp_tcp.py":
         words += f" --init-method tcp://127.0.0.1:{free_port()}"

@@ -76,11 +76,11 @@ def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ("the README", "env.sh"))
+@pytest.mark.parametrize("by", ("the page", "env.sh"))
 def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path, by):
     """The restarted ranks resume and end with the metrics of an undisturbed run."""
     metrics, _ = undisturbed(launch, tmp_path, 2)
-    if by == "the README":
+    if by == "the page":
         command, _ = page_commands("docs/clusters.md", "Fault tolerance and elastic training")
         command = command.replace("gpu", "2").replace("checkpoints/last.pt", f"{tmp_path}/last.pt")
     else:

@@ -74,9 +74,13 @@ class Job(Launch):
         batch.write_text(change((REPO / BATCH).read_text()))
         command = ["sbatch", "--wait", *before, BATCH, *options]
         super().__init__([command], folder / "output", env=cluster.env, cwd=folder)
-        self.cluster, self.folder = cluster, folder
+        self.cluster, self.folder, self.number = cluster, folder, None
         submitted = re.compile(r"Submitted batch job (\d+)")
-        self.wait_for(lambda: submitted.search(super(Job, self).out), 30, "sbatch to submit")
+        try:
+            self.wait_for(lambda: submitted.search(super(Job, self).out), 30, "sbatch to submit")
+        except BaseException:
+            self.__exit__()
+            raise
         self.number = submitted.search(super().out)[1]
 
     @property
@@ -129,7 +133,7 @@ def test_sbatch_runs_to_completion_beside_another_job(finished):
 
 
 @pytest.mark.slow
-def test_readme_section_runs_as_it_stands(tmp_path):
+def test_section_of_the_page_runs_as_it_stands(tmp_path):
     """Start, srun, sbatch, status and stop, one after the other."""
     if MISSING:
         pytest.skip(f"no {MISSING[0]}: apt-get install slurm-wlm munge")
@@ -319,12 +323,17 @@ def test_two_clusters_side_by_side(cluster):
     """The second starts, works and stops without a trace; the first goes on."""
     second = Cluster(NODES="3", CPUS="1")
     env = os.environ | second.env
-    count = ["srun", "--nodes", "3", "bash", "-c", "echo $SLURMD_NODENAME"]
-    names = subprocess.check_output(count, env=env, text=True, timeout=60).split()
-    assert sorted(names) == ["n0", "n1", "n2"]
-    assert "n2" in second.run("status")
-    assert len(marked_pids(second.mark)) >= 5  # munged, slurmctld, three slurmd
-    second.stop()
+    count = ["srun", "--nodes", "3", "bash", "-c", "echo $SLURMD_NODENAME $SLURM_JOB_ID"]
+    try:
+        words = subprocess.check_output(count, env=env, text=True, timeout=60).split()
+        assert sorted(words[::2]) == ["n0", "n1", "n2"]
+        # The port of a job comes from its number, which must be another one in each cluster.
+        ours = cluster.ask("srun", "bash", "-c", "echo $SLURM_JOB_ID")
+        assert abs(int(words[1]) - int(ours)) > 1, (words, ours)
+        assert "n2" in second.run("status")
+        assert len(marked_pids(second.mark)) >= 5  # munged, slurmctld, three slurmd
+    finally:
+        second.stop()
     assert marked_pids(second.mark) == []
     assert cluster.ask("srun", "--nodes", "2", "--ntasks", "2", "echo", "up") == "up\nup"
 
@@ -342,8 +351,8 @@ def test_local_slurm_without_root():
     shutil.chown(folder, 65534, 65534)
     env = os.environ | {"LOCAL_SLURM": f"{folder}/cluster", "NODES": "1", "HOME": str(folder)}
     line = (
-        'set -e; eval "$(bash local_slurm.sh start)"; srun id -un; bash local_slurm.sh stop; '
-        "test ! -e cluster"
+        'set -e; eval "$(bash local_slurm.sh start)"; trap "bash local_slurm.sh stop" EXIT; '
+        "srun id -un; bash local_slurm.sh stop; trap - EXIT; test ! -e cluster"
     )
     out = subprocess.check_output(
         [*other, "bash", "-c", line], env=env, cwd=folder, text=True, timeout=90
@@ -364,10 +373,9 @@ def test_local_slurm_stop_deletes_no_other_folder(launch, tmp_path):
 def test_local_slurm_says_which_packages_are_missing(launch, tmp_path):
     for tool in ("id", "realpath"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
-    command = [shutil.which("bash"), REPO / "scripts" / "lab" / "local_slurm.sh", "start"]
+    command = [shutil.which("bash"), tmp_path / "local_slurm.sh", "start"]
     text = (REPO / "scripts" / "lab" / "local_slurm.sh").read_text()
     (tmp_path / "local_slurm.sh").write_text(text.replace('PATH="$PATH:/usr/sbin:/sbin"\n', ""))
-    command[1] = tmp_path / "local_slurm.sh"
     run = launch([["env", f"PATH={tmp_path}", *command]]).wait()
     assert run.codes == [1]
     said = "missing packages: slurm-wlm munge (as root: apt-get install slurm-wlm munge)\n"

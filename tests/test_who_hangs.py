@@ -436,7 +436,8 @@ def test_hang_on_purpose(request, monkeypatch, tmp_path, heading, world_size, la
     """Two ranks: what the page shows. Four: the guilty rank with its line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", PATH)
-    name, command, env = "mnmc_ddp_env.py", ["torchrun", "--nproc-per-node", world_size], {}
+    name, env = "mnmc_ddp_env.py", {}
+    command = ["torchrun", "--standalone", "--nproc-per-node", world_size]
     if launcher == "srun":
         name, command = "mnmc_ddp_slurm.py", ["srun", "-N2", "-n", world_size, "python"]
         env = request.getfixturevalue("cluster").env
@@ -483,8 +484,8 @@ def test_hang_without_the_tool(launch, tmp_path, heading):
     script = tmp_path / "mnmc_ddp_env.py"
     shutil.copy(REPO / script.name, script)
     update_pages.apply_patch(HANGS[heading][0], script)
-    command = ["torchrun", "--nproc-per-node", 2, script, "--dataset", "synthetic"]
-    run = launch([[*command, "--timeout", 30]]).wait(300)
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
+    run = launch([[*command, "--dataset", "synthetic", "--timeout", 30]]).wait(250)
     assert run.codes == [1]
     assert re.search(
         rf"^\[rank\d\]: .*({gave_up('Timed out waiting 30000ms').pattern})", run.err, re.M

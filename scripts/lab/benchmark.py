@@ -56,7 +56,7 @@ def load_images(dataset, data_root, count):
         "mnist": ("MNIST/raw/train-images-idx3-ubyte", (1, 28, 28)),
         "cifar10": ("cifar-10-batches-py/data_batch_1", (3, 32, 32)),
     }[dataset]
-    if (data_root / file).exists():  # a failed download leaves the folder alone
+    if (data_root / file).exists():  # A failed download can leave an empty folder.
         train_set = snsc.load_split(dataset, data_root, train=True)
         return TensorDataset(*train_set[:count])
     noise = torch.randint(256, (count, *shape), dtype=torch.uint8)

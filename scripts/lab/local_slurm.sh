@@ -54,6 +54,8 @@ write_configuration() {
 ClusterName=local
 SlurmctldHost=${host%%.*}(127.0.0.1)
 SlurmctldPort=${ports[0]}
+# A job's number makes its port: clusters beside each other need other numbers.
+FirstJobId=${ports[0]}
 SlurmUser=$user
 SlurmdUser=$user
 AuthInfo=socket=$folder/munge.socket

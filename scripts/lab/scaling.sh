@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures the figures of the page on performance on this machine: the scripts against the bare
 # arithmetic, the usual pipeline, and processes that do not communicate. Then many processes with a
-# tiny batch, which shows what communication costs. Arguments go through to both benchmark.py runs.
+# tiny batch, which shows what communication costs. Arguments go through to both benchmark.py runs,
+# but the second always has --images 80.
 #
 #   bash scripts/lab/scaling.sh                        # about ten minutes on two cores
 #   DATASETS=cifar10 JSON=. bash scripts/lab/scaling.sh --repeats 3 --images 1280
@@ -14,6 +15,8 @@
 #   JSON        a folder for speed.json and many.json; default: none
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
+# One thread for each process, unless the user asked for more.
+[ "$OMP_NUM_THREADS" != "${ENV_SH_THREADS:-}" ] || export OMP_NUM_THREADS=1
 benchmark="$REPO/scripts/lab/benchmark.py"
 read -ra datasets <<<"${DATASETS:-mnist}"
 read -ra sizes <<<"${SIZES:-64 256}"
