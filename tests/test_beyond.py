@@ -103,7 +103,8 @@ def test_mixed_precision_by_policy_needs_batchnorm_apart(resnet, tmp_path):
     assert text.count("    fully_shard(norms, mesh=mesh)\n") == 1
     script.write_text(text.replace("    fully_shard(norms, mesh=mesh)\n", ""))
     run = resnet(script, 2, "-e", "1", "--amp").wait()
-    assert run.codes != [0] and "Expect" in run.err, run.story()
+    message = "expect parameter to have scalar type of Float"
+    assert run.codes != [0] and message in run.err and message in PAGE, run.story()
 
 
 @pytest.mark.slow
