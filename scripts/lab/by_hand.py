@@ -32,10 +32,10 @@ import mnmc_ddp_env
 PAGE = update_pages.REPO / "docs" / "by_hand.md"
 
 
-def load_versions():
-    """Returns the patched scripts and mnmc_ddp_env as modules, by name."""
+def load_versions(page):
+    """Returns a page's patched scripts and mnmc_ddp_env as modules, by name."""
     versions = {}
-    for block in update_pages.read_blocks(PAGE.read_text()):
+    for block in update_pages.read_blocks(page.read_text()):
         if block.mark.startswith("patch "):
             with tempfile.TemporaryDirectory() as folder:
                 path = update_pages.patched(block, folder)
@@ -84,7 +84,7 @@ def parse_args():
 def main():
     args = parse_args()
     local_rank, device = mnmc_ddp_env.setup_distributed(args)
-    versions = load_versions()
+    versions = load_versions(PAGE)
     turns = {name: [] for name in versions}
     for _ in range(args.repeats):
         for name, module in versions.items():

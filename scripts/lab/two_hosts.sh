@@ -68,7 +68,7 @@ start_ranks() {
                         --gpu "$local_rank" "$@"
                 done
                 ;;
-            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/lab/by_hand.py)
+            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/lab/by_hand.py | scripts/lab/memory.py)
                 on_host "$host" torchrun --nnodes 2 --node-rank "$host" --master-addr "$address" \
                     --master-port "$port" --nproc-per-node "$NPROC" "$REPO/$script" "$@"
                 ;;
