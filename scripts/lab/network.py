@@ -8,7 +8,7 @@ Two ranks on two hosts train on noise. A step is forward and backward of one bat
     no communication  the bare model on each rank: what a step computes
     DDP               DistributedDataParallel as the scripts use it
     bf16 hook         the gradients travel as bfloat16
-    PowerSGD          each large gradient travels as the product of two small matrices
+    PowerSGD          each large gradient travels as the product of two small matrices; one bucket
     no_sync over 4    only every fourth step averages the gradients and takes an optimizer step
     batch times 4     four times the images in a step; the table has a quarter of its time and bytes
     bucket_cap_mb N   N = 1, 25 and 1000; at 1000 all gradients are in one bucket
@@ -50,8 +50,9 @@ MODELS = {
 BUCKETS = {"bucket_cap_mb 1": 1, "bucket_cap_mb 25": 25, "bucket_cap_mb 1000": 1000}
 VARIANTS = ["no communication", "DDP", "bf16 hook", "PowerSGD", "no_sync over 4", "batch times 4"]
 VARIANTS += [*BUCKETS, "no overlap"]
-# PowerSGD compresses from the third step on, after DDP has made its final buckets.
-WARM_UP = 4
+# So many times each variant communicates before its turns. In the second, DDP makes its final
+# buckets, and in the third, PowerSGD compresses for the first time.
+WARM_UP = 3
 
 
 class Variant:
@@ -65,12 +66,17 @@ class Variant:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4, nesterov=True
         )
+        # How many steps of DDP communicate as often as this variant does once.
+        self.period = 4 if name in ("no_sync over 4", "batch times 4") else 1
         batch_size = 4 * args.batch_size if name == "batch times 4" else args.batch_size
         self.images = torch.randn(batch_size, *shape).to(memory_format=torch.channels_last)
         self.labels = torch.randint(10, (batch_size,))
         if name not in ("no communication", "no overlap"):
             # Without a value, the limit of the first bucket is 1 MiB, and of the others 25 MiB.
             limit = {"bucket_cap_mb": BUCKETS[name]} if name in BUCKETS else {}
+            # The later all-reduces of PowerSGD start in gloo's threads. With several buckets the
+            # ranks can start them in different orders, and gloo aborts or waits for ever.
+            limit |= {"bucket_cap_mb": 1000} if name == "PowerSGD" else {}
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **limit)
         if name == "bf16 hook":
             self.model.register_comm_hook(None, bf16_compress_hook)
@@ -80,8 +86,7 @@ class Variant:
 
     def run(self, steps):
         """Trains for some steps, counted in the usual batches: a batch times 4 is four steps."""
-        images = 4 if self.name == "batch times 4" else 1
-        for _ in range(steps // images):
+        for _ in range(steps // 4 if self.name == "batch times 4" else steps):
             self.steps_done += 1
             alone = self.name == "no_sync over 4" and self.steps_done % 4 > 0
             with self.model.no_sync() if alone else contextlib.nullcontext():
@@ -117,7 +122,7 @@ def compare(model, args):
     """Measures all variants of a model in turns; returns them as rows."""
     variants = [Variant(name, model, args) for name in args.variants]
     for variant in variants:
-        variant.run(WARM_UP)
+        variant.run(WARM_UP * variant.period)
     turns = {name: [] for name in args.variants}
     for _ in range(args.repeats):
         for variant in variants:
@@ -163,10 +168,11 @@ def machine():
 
 
 def add_to_file(path, rows):
-    """Writes the rows, and keeps those of other models and networks that the file has."""
+    """Writes the rows, and keeps those of other models, networks and variants in the file."""
     old = json.loads(path.read_text())["rows"] if path.exists() else []
-    new = {(row["model"], row["network"]) for row in rows}
-    rows = [row for row in old if (row["model"], row["network"]) not in new] + rows
+    keys = ("model", "network", "variant")
+    new = [[row[key] for key in keys] for row in rows]
+    rows = [row for row in old if [row[key] for key in keys] not in new] + rows
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     path.write_text(f'{{\n "machine": {json.dumps(machine())},\n "rows": [\n{lines}\n ]\n}}\n')
 
