@@ -16,6 +16,9 @@ import os
 import tempfile
 from pathlib import Path
 
+# Before torch: else the profiler says when it starts, and that there is no GPU.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
 import network  # the benchmark beside this file; it finds the scripts
 import torch
 import torch.distributed as dist
@@ -141,65 +144,66 @@ def draw(measured):
     ranks = measured["ranks"]
     longest = max(step["optimizer"][1] for step in ranks)
     left, width, height = 150, 730, 22
-    shapes, y = [], 34
+    bars, words, y = [], [], 34
 
     def x(time):
         return round(left + width * time / longest, 1)
 
     def box(start, end, fill, label="", stroke="none"):
         wide = round(x(end) - x(start), 1)
-        shapes.append(
+        if wide <= 0:
+            return
+        bars.append(
             f'<rect x="{x(start)}" y="{y}" width="{wide}" height="{height - 4}" '
             f'fill="{fill}" stroke="{stroke}"/>'
         )
-        if label and wide > 7 * len(label):
-            colour = "#ffffff" if stroke == "none" else GREY
-            text(round(x(start) + wide / 2, 1), y + 13, label, "middle", colour)
+        if wide > 7 * len(label):
+            middle = round(x(start) + wide / 2, 1)
+            text(middle, y + 13, label, "middle", "#000000" if fill != "none" else GREY)
 
-    def text(where, line, words, anchor="start", colour=GREY):
-        shapes.append(
-            f'<text x="{where}" y="{line}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
-        )
+    def text(where, line, label, anchor="start", colour=GREY):
+        if label:
+            place = f'x="{where}" y="{line}" text-anchor="{anchor}" fill="{colour}"'
+            words.append(f"<text {place}>{label}</text>")
 
     text(8, 18, measured["title"])
     for number, step in enumerate(ranks):
+        buckets = step["buckets"]
         text(8, y + 13, f"rank {number} computes")
         box(*step["forward"], GREY, "forward")
         begin = step["backward"][0]
-        for index, bucket in enumerate(step["buckets"]):
+        for index, bucket in enumerate(buckets):
             end = min(bucket["start"], step["computed"])
-            box(begin, end, colour_of(index), "backward" if len(step["buckets"]) == 1 else "")
+            box(begin, end, colour_of(index), "backward")
             begin = end
         box(begin, step["computed"], GREY)
         box(step["computed"], step["backward"][1], "none", "waits", GREY)
         box(*step["optimizer"], GREY, "optimizer")
         y += height
         text(8, y + 13, "all-reduces")
-        rows, top = lanes(step["buckets"]), y
-        for index, (bucket, row) in enumerate(zip(step["buckets"], rows, strict=True)):
+        rows, top = lanes(buckets), y
+        for index, (bucket, row) in enumerate(zip(buckets, rows, strict=True)):
             y = top + height * row
             box(bucket["start"], bucket["end"], colour_of(index), f"bucket {index + 1}")
-        y = top + height * (max(rows, default=0) + 1) + 12
+        y = top + height * (max(rows) + 1) + 12
+    lines = []
     for tick in ticks(longest):
-        shapes.append(f'<path d="M{x(tick)} 28V{y}" stroke="{GREY}" stroke-opacity="0.4"/>')
+        lines.append(f'<path d="M{x(tick)} 28V{y}" stroke="{GREY}" stroke-opacity="0.4"/>')
         text(x(tick), y + 14, f"{tick:g}", "middle")
     text(8, y + 14, "milliseconds")
     y += 34
-    if len(ranks[0]["buckets"]) <= 8:
-        for index, bucket in enumerate(ranks[0]["buckets"]):
-            where = left + 180 * (index % 4)
-            line = y + 18 * (index // 4)
-            shapes.append(
-                f'<rect x="{where}" y="{line - 10}" width="12" height="12" '
-                f'fill="{colour_of(index)}"/>'
-            )
-            text(where + 18, line, f"bucket {index + 1}: {bucket['MB']:.1f} MB")
-        y += 18 * ((len(ranks[0]["buckets"]) + 3) // 4)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {y}" '
-        'font-family="sans-serif" font-size="12">'
-    )
-    return "\n".join([head, f"<title>{measured['title']}</title>", *shapes, "</svg>", ""])
+    buckets = ranks[0]["buckets"]
+    for index, bucket in enumerate(buckets if len(buckets) <= 8 else []):
+        where, line = left + 180 * (index % 4), y + 18 * (index // 4)
+        bars.append(
+            f'<rect x="{where}" y="{line - 10}" width="12" height="12" fill="{colour_of(index)}"/>'
+        )
+        text(where + 18, line, f"bucket {index + 1}: {bucket['MB']:.1f} MB")
+    y += 18 * ((len(buckets) + 3) // 4) if len(buckets) <= 8 else 0
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {y}" '
+    head += 'font-family="sans-serif" font-size="12">'
+    title = f"<title>{measured['title']}</title>"
+    return "\n".join([head, title, *lines, *bars, *words, "</svg>", ""])
 
 
 def colour_of(index):
