@@ -9,7 +9,6 @@ from launch import REPO
 
 IMAGES = REPO / "docs" / "images"
 MEASURED = REPO / "docs" / "measured"
-TIMELINES = sorted(MEASURED.glob("timeline_*.json"))
 
 
 def test_charts_are_those_of_the_measurement(tmp_path):
@@ -19,7 +18,7 @@ def test_charts_are_those_of_the_measurement(tmp_path):
     drawn = (tmp_path / "network.svg").read_text()
     committed = (IMAGES / "network.svg").read_text()
     words = [re.findall(r"<text[^>]*>([^<]+)<", text) for text in (drawn, committed)]
-    assert words[0] == words[1] and len(words[0]) > 30
+    assert words[0] == words[1] and len(words[0]) > 20
     if f"Matplotlib v{matplotlib.__version__}," in committed:
         assert drawn == committed, "python scripts/docs/charts.py"
 
@@ -38,12 +37,13 @@ def test_estimate():
     assert charts.estimate(90, 100, "no_sync over 4") == 175
 
 
-@pytest.mark.parametrize("path", TIMELINES, ids=lambda path: path.stem)
-def test_timelines_are_those_of_the_measurement(path):
+def test_timelines_are_those_of_the_measurement():
+    """Each that the page shows, drawn again from the figures beside the charts'."""
     import timeline
 
-    drawn = timeline.draw(json.loads(path.read_text()))
-    assert (IMAGES / f"{path.stem}.svg").read_text() == drawn
+    for name in re.findall(r"\(images/(timeline_\w+)\.svg\)", charts.PAGE.read_text()):
+        drawn = timeline.draw(json.loads((MEASURED / f"{name}.json").read_text()))
+        assert (IMAGES / f"{name}.svg").read_text() == drawn
 
 
 @pytest.mark.slow

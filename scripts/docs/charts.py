@@ -7,7 +7,6 @@ files. On the page a table stands between <!-- table NAME --> and <!-- end of ta
 """
 
 import json
-import re
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
@@ -56,8 +55,10 @@ def draw_network(path, rows):
     }
     networks, variants = names(rows, 1), names(rows, 2)
     with pyplot.rc_context(style):
-        figure, panels = pyplot.subplots(1, len(networks), figsize=(10, 3.6), sharey=True)
-        for panel, network in zip(panels, networks, strict=True):
+        figure, panels = pyplot.subplots(
+            1, len(networks), figsize=(10, 3.6), sharey=True, squeeze=False
+        )
+        for panel, network in zip(panels[0], networks, strict=True):
             values = [rows["resnet18", network, variant] for variant in variants]
             middle = [row["ms"] for row in values]
             spread = [
@@ -79,7 +80,7 @@ def draw_network(path, rows):
             panel.set_xlabel("ms a step")
             panel.set_xlim(0, 1.25 * max(row["highest"] for row in values))
             panel.spines[["top", "right"]].set_visible(False)
-        panels[0].invert_yaxis()  # the first variant on top
+        panels[0][0].invert_yaxis()  # the first variant on top
         figure.tight_layout()
         # Without the date the file depends on the figures alone, and on matplotlib's version.
         figure.savefig(path, transparent=True, metadata={"Date": None})
@@ -156,9 +157,10 @@ def tables():
 def write_tables(text):
     """Returns the text of the page with its tables made new."""
     for name, table in tables().items():
-        pattern = rf"(<!-- table {name} -->\n).*?(\n<!-- end of table -->)"
-        assert re.search(pattern, text, re.DOTALL), name
-        text = re.sub(pattern, lambda m, table=table: m[1] + table + m[2], text, flags=re.DOTALL)
+        before, begin, rest = text.partition(f"<!-- table {name} -->\n")
+        _, end, after = rest.partition("<!-- end of table -->")
+        assert begin and end, f"{PAGE.name} has no place for the table {name}"
+        text = before + begin + table + "\n" + end + after
     return text
 
 
