@@ -113,6 +113,36 @@ def test_two_hosts_says_what_it_needs(launch, tmp_path):
     assert run.err.startswith("two_hosts.sh needs root and the package iproute2"), run.story()
 
 
+@needs_root
+@pytest.mark.parametrize("value", ["bad", "100", "0mbit", "-5mbit", "100mbit; true"])
+@pytest.mark.parametrize("setting", ["RATE", "DELAY"])
+def test_bad_rate_or_delay_is_answered_in_one_line(launch, name, setting, value):
+    """The fixture checks that no host is left."""
+    run = launch([two_hosts(SCRIPTS[1])], env={"HOSTS": name, setting: value}).wait()
+    assert run.codes == [2], run.story()
+    assert re.fullmatch(f"{setting}={value}: give a number and .+\n", run.err), run.story()
+
+
+@needs_root
+def test_delay_works_or_says_what_the_kernel_lacks(launch, name):
+    """Hosts that could be set up are left standing by no kernel that cannot delay."""
+    settings = {"HOSTS": name, "NPROC": "1", "DELAY": "50ms"}
+    run = launch([two_hosts(SCRIPTS[1], "--help")], env=settings).wait()
+    if kernel_has_netem():
+        assert run.codes == [0] and run.own_err() == "", run.story()
+    else:
+        assert run.codes == [1], run.story()
+        assert re.fullmatch(
+            r"this kernel cannot slow the cable with netem .+ unknown\.\n", run.err
+        ), run.story()
+
+
+def kernel_has_netem():
+    """Asks the kernel in a network of its own, which ends with the command."""
+    ask = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    return subprocess.run(ask, capture_output=True).returncode == 0
+
+
 class Hosts:
     """Two network namespaces joined by a cable, as scripts/lab/two_hosts.sh makes them."""
 

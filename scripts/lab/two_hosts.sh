@@ -10,11 +10,24 @@
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
 #   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
+#   DELAY  how long each packet is under way, such as 10ms (default: no delay); needs a kernel with
+#          netem
 #   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: eth0, which both hosts have)
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
     echo "two_hosts.sh needs root and the package iproute2 (apt-get install iproute2)" >&2
     exit 1
+fi
+RATE="${RATE:-}"
+DELAY="${DELAY:-}"
+# tc takes "100" for a hundred bits a second, and a negative rate without a word.
+if ! [[ "$RATE" =~ ^([1-9][0-9]*[kmg]bit)?$ ]]; then
+    echo "RATE=$RATE: give a number and kbit, mbit or gbit, such as RATE=100mbit" >&2
+    exit 2
+fi
+if ! [[ "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
+    echo "DELAY=$DELAY: give a number and us or ms, such as DELAY=10ms" >&2
+    exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 HOSTS="${HOSTS:-ddp$$}"
@@ -45,10 +58,21 @@ set_up() {
         ip -n "$HOSTS$host" address add "10.77.0.$((host + 1))/24" dev eth0
         ip -n "$HOSTS$host" link set eth0 up
         ip -n "$HOSTS$host" link set lo up
-        if [ -n "${RATE:-}" ]; then
-            ip netns exec "$HOSTS$host" tc qdisc add dev eth0 root tbf rate "$RATE" burst 64kb latency 50ms
+        # netem has a rate of its own, so that one queue is enough for both.
+        if [ -n "$DELAY" ]; then
+            slow_down "$host" netem delay "$DELAY" ${RATE:+rate "$RATE"} limit 10000
+        elif [ -n "$RATE" ]; then
+            slow_down "$host" tbf rate "$RATE" burst 64kb latency 50ms
         fi
     done
+}
+
+# slow_down N QUEUE...: what the host sends waits in this queue. One line says what tc cannot do.
+slow_down() {
+    local said
+    said="$(ip netns exec "$HOSTS$1" tc qdisc add dev eth0 root "${@:2}" 2>&1)" && return
+    echo "this kernel cannot slow the cable with $2 (RATE=$RATE DELAY=$DELAY): ${said%%$'\n'*}" >&2
+    exit 1
 }
 
 # on_host N COMMAND...: starts the command there.
@@ -68,7 +92,8 @@ start_ranks() {
                         --gpu "$local_rank" "$@"
                 done
                 ;;
-            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/lab/by_hand.py | scripts/lab/memory.py)
+            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/lab/by_hand.py | scripts/lab/memory.py | \
+                scripts/lab/network.py | scripts/lab/timeline.py)
                 on_host "$host" torchrun --nnodes 2 --node-rank "$host" --master-addr "$address" \
                     --master-port "$port" --nproc-per-node "$NPROC" "$REPO/$script" "$@"
                 ;;

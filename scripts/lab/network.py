@@ -1,0 +1,218 @@
+"""How long a step takes on a slow network, and what helps: hooks, accumulation, buckets.
+
+    NPROC=1 RATE=100mbit bash scripts/lab/two_hosts.sh scripts/lab/network.py
+    bash scripts/lab/network.sh                    # at three speeds, one after the other
+
+Two ranks on two hosts train on noise. A step is forward and backward of one batch. The variants:
+
+    no communication  the bare model on each rank: what a step computes
+    DDP               DistributedDataParallel as the scripts use it
+    bf16 hook         the gradients travel as bfloat16
+    PowerSGD          each large gradient travels as the product of two small matrices; one bucket
+    no_sync over 4    only every fourth step averages the gradients and takes an optimizer step
+    batch times 4     four times the images in a step; the table has a quarter of its time and bytes
+    bucket_cap_mb N   N = 1, 25 and 1000; at 1000 all gradients are in one bucket
+    no overlap        the bare model, and one all-reduce after each backward
+
+They take turns, so that a machine that slows down slows them all. The table has the median, lowest
+and highest milliseconds of a step, and the megabytes that rank 0's host sent in a step. The kernel
+counts them, headers and acknowledgements included.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
+import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torchvision import models
+
+import mnmc_ddp_env
+
+SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # two_hosts.sh calls its cable eth0.
+MODELS = {
+    "resnet18": (models.resnet18, (3, 32, 32)),  # ImageNet's 1000 classes: 46.8 MB of gradients
+    "convnet": (mnmc_ddp_env.ConvNet, (1, 28, 28)),
+}
+BUCKETS = {"bucket_cap_mb 1": 1, "bucket_cap_mb 25": 25, "bucket_cap_mb 1000": 1000}
+VARIANTS = ["no communication", "DDP", "bf16 hook", "PowerSGD", "no_sync over 4", "batch times 4"]
+VARIANTS += [*BUCKETS, "no overlap"]
+# So many times each variant communicates before its turns. In the second, DDP makes its final
+# buckets, and in the third, PowerSGD compresses for the first time.
+WARM_UP = 3
+
+
+class Variant:
+    """A model that is trained in one of the ways."""
+
+    def __init__(self, name, model, args):
+        build, shape = MODELS[model]
+        torch.manual_seed(0)
+        self.name, self.steps_done = name, 0
+        self.model = build().to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4, nesterov=True
+        )
+        # How many steps of DDP communicate as often as this variant does once.
+        self.period = 4 if name in ("no_sync over 4", "batch times 4") else 1
+        batch_size = 4 * args.batch_size if name == "batch times 4" else args.batch_size
+        self.images = torch.randn(batch_size, *shape).to(memory_format=torch.channels_last)
+        self.labels = torch.randint(10, (batch_size,))
+        if name not in ("no communication", "no overlap"):
+            # Without a value, the limit of the first bucket is 1 MiB, and of the others 25 MiB.
+            limit = {"bucket_cap_mb": BUCKETS[name]} if name in BUCKETS else {}
+            # The later all-reduces of PowerSGD start in gloo's threads. With several buckets the
+            # ranks can start them in different orders, and gloo aborts or waits for ever.
+            limit |= {"bucket_cap_mb": 1000} if name == "PowerSGD" else {}
+            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **limit)
+        if name == "bf16 hook":
+            self.model.register_comm_hook(None, bf16_compress_hook)
+        if name == "PowerSGD":
+            state = PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, powerSGD_hook)
+
+    def run(self, steps):
+        """Trains for some steps, counted in the usual batches: a batch times 4 is four steps."""
+        for _ in range(steps // 4 if self.name == "batch times 4" else steps):
+            self.steps_done += 1
+            alone = self.name == "no_sync over 4" and self.steps_done % 4 > 0
+            with self.model.no_sync() if alone else contextlib.nullcontext():
+                F.cross_entropy(self.model(self.images), self.labels).backward()
+            if self.name == "no overlap":
+                average_gradients(self.model)
+            if not alone:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+
+def average_gradients(model):
+    """Averages all gradients over the ranks with one all-reduce."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    flat /= dist.get_world_size()
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def measure(variant, steps):
+    """Returns (milliseconds, megabytes sent by this host) of a step."""
+    dist.barrier()
+    sent, started = int(SENT.read_text()), time.perf_counter()
+    variant.run(steps)
+    dist.barrier()  # The slower rank ends the turn.
+    seconds, sent = time.perf_counter() - started, int(SENT.read_text()) - sent
+    return 1000 * seconds / steps, sent / 1e6 / steps
+
+
+def compare(model, args):
+    """Measures all variants of a model in turns; returns them as rows."""
+    variants = [Variant(name, model, args) for name in args.variants]
+    for variant in variants:
+        variant.run(WARM_UP * variant.period)
+    turns = {name: [] for name in args.variants}
+    for _ in range(args.repeats):
+        for variant in variants:
+            turns[variant.name].append(measure(variant, args.steps))
+    rows = []
+    for name, values in turns.items():
+        milliseconds, megabytes = zip(*values, strict=True)
+        row = {"model": model, "batch_size": args.batch_size, "network": network()}
+        row |= {"variant": name, "ms": round(statistics.median(milliseconds), 2)}
+        row |= {"lowest": round(min(milliseconds), 2), "highest": round(max(milliseconds), 2)}
+        row |= {"MB": round(statistics.median(megabytes), 4), "turns": args.repeats}
+        rows.append(row)
+    return rows
+
+
+def print_table(rows):
+    """Prints the rows of a model, with the ratios to plain DDP."""
+    (ddp,) = (row for row in rows if row["variant"] == "DDP")
+    first = rows[0]
+    print(f"\n{first['model']}, {first['batch_size']} images a rank and step, {first['network']}")
+    print("ms a step: median, lowest, highest; to DDP;   MB a step; to DDP")
+    for row in rows:
+        time_columns = f"{row['ms']:10.1f}{row['lowest']:10.1f}{row['highest']:10.1f}"
+        ratios = f"{row['ms'] / ddp['ms']:7.2f}{row['MB']:14.3f}{row['MB'] / ddp['MB']:7.2f}"
+        print(f"{time_columns}{ratios}  {row['variant']}", flush=True)
+
+
+def network():
+    """The settings of two_hosts.sh in words."""
+    words = [os.environ.get("RATE") or "no limit"]
+    if os.environ.get("DELAY"):
+        words.append(f"delay {os.environ['DELAY']}")
+    return ", ".join(words)
+
+
+def machine():
+    """The machine in words."""
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(": ")[2]
+    return f"{os.cpu_count()} cores of {cpu}, torch {torch.__version__}, gloo, two hosts on it"
+
+
+def add_to_file(path, rows):
+    """Writes the rows, and keeps those of other models, networks and variants in the file."""
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    keys = ("model", "network", "variant")
+    new = [[row[key] for key in keys] for row in rows]
+    rows = [row for row in old if [row[key] for key in keys] not in new] + rows
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    path.write_text(f'{{\n "machine": {json.dumps(machine())},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
+    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
+    add("--batch-size", type=int, default=32, help="in each process; default: 32")
+    add("--steps", type=int, default=4, help="of a turn, a multiple of 4; default: 4")
+    add("--repeats", type=int, default=5, help="turns of each variant; default: 5")
+    add("--matrix-rank", type=int, default=1, help="of PowerSGD's matrices; default: 1")
+    add("--json", type=Path, metavar="FILE", help="add the results to this file")
+    args = parser.parse_args()
+    if "RANK" not in os.environ or not SENT.exists():
+        parser.error("start it with NPROC=1 bash scripts/lab/two_hosts.sh scripts/lab/network.py")
+    if args.steps < 4 or args.steps % 4 or min(args.repeats, args.batch_size, args.matrix_rank) < 1:
+        parser.error("--steps must be a multiple of 4, the other numbers must be above 0")
+    if "DDP" not in args.variants:
+        parser.error("--variants needs DDP, because the ratios are to DDP")
+    return args
+
+
+def main():
+    args = parse_args()
+    dist.init_process_group("gloo")  # without GPUs: both hosts would have the same ones
+    for model in args.models:
+        rows = compare(model, args)  # has returned, and the DDP models are gone
+        if dist.get_rank() == 0:
+            print_table(rows)
+            if args.json:
+                add_to_file(args.json, rows)
+    # PowerSGD's last callbacks may still run in gloo's threads, which must not be the ones to free
+    # the group. After a barrier they have ended.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Measures what a slow network costs, and what helps: network.py on two hosts, at one speed of the
+# cable after the other. Arguments go through to network.py. Needs root and the package iproute2.
+#
+#   bash scripts/lab/network.sh                      # about twenty minutes on two cores
+#   RATES="100mbit" bash scripts/lab/network.sh --models convnet --repeats 3
+#   bash scripts/lab/network.sh --json docs/measured/network.json
+#
+# Settings: those of two_hosts.sh but RATE and NPROC, and
+#   RATES  speeds of the cable; default: none 1gbit 100mbit, where none sets no limit
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+read -ra rates <<<"${RATES:-none 1gbit 100mbit}"
+# One thread for each host: together they have the two cores that the page's figures are from.
+export NPROC=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+for rate in "${rates[@]}"; do
+    if [ "$rate" = none ]; then
+        rate=""
+    fi
+    RATE="$rate" bash "$here/two_hosts.sh" scripts/lab/network.py "$@"
+done

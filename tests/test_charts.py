@@ -1,0 +1,73 @@
+"""Charts and tables are those of the measured files, and a timeline shows what was measured."""
+
+import json
+import re
+
+import charts
+import pytest
+from launch import REPO
+
+IMAGES = REPO / "docs" / "images"
+MEASURED = REPO / "docs" / "measured"
+
+
+def test_charts_are_those_of_the_measurement(tmp_path):
+    """To the letter; another version of matplotlib may draw other lines, but writes these words."""
+    matplotlib = pytest.importorskip("matplotlib", reason="needs tests/requirements.txt")
+    charts.draw_network(tmp_path / "network.svg", charts.load_network())
+    drawn = (tmp_path / "network.svg").read_text()
+    committed = (IMAGES / "network.svg").read_text()
+    words = [re.findall(r"<text[^>]*>([^<]+)<", text) for text in (drawn, committed)]
+    assert words[0] == words[1] and len(words[0]) > 20
+    if f"Matplotlib v{matplotlib.__version__}," in committed:
+        assert drawn == committed, "python scripts/docs/charts.py"
+
+
+def test_tables_are_those_of_the_measurement():
+    text = charts.PAGE.read_text()
+    assert charts.write_tables(text) == text, "python scripts/docs/charts.py"
+    assert text.count("<!-- table ") == len(charts.tables())
+
+
+def test_estimate():
+    """A backward of 60 ms hides as much communication, unless it can start only afterwards."""
+    assert charts.estimate(90, 50, "DDP") == 90
+    assert charts.estimate(90, 100, "DDP") == 130
+    assert charts.estimate(90, 100, "no overlap") == 190
+    assert charts.estimate(90, 100, "no_sync over 4") == 175
+
+
+def test_timelines_are_those_of_the_measurement():
+    """Each that the page shows, drawn again from the figures beside the charts'."""
+    import timeline
+
+    for name in re.findall(r"\(images/(timeline_\w+)\.svg\)", charts.PAGE.read_text()):
+        drawn = timeline.draw(json.loads((MEASURED / f"{name}.json").read_text()))
+        assert (IMAGES / f"{name}.svg").read_text() == drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "least", "most"), [(1, 8, 40), (1000, 1, 1)])
+def test_timeline_shows_each_bucket_in_its_step(launch, tmp_path, limit, least, most):
+    """ResNet-18's gradients of 46.8 MB in many buckets, whose all-reduces overlap, and in one."""
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, "scripts/lab/timeline.py"]
+    command += ["--batch-size", 4, "--steps", 3, "--bucket-cap-mb", limit]
+    command += ["--json", tmp_path / "step.json", "--svg", tmp_path / "step.svg"]
+    run = launch([[*command, "--trace", tmp_path / "trace"]]).succeeded(200)
+    assert run.own_err() == "", run.story()
+    ranks = json.loads((tmp_path / "step.json").read_text())["ranks"]
+    assert len(ranks) == 2
+    for number, step in enumerate(ranks):
+        trace = json.loads((tmp_path / "trace" / f"rank{number}.json").read_text())
+        seen = [event for event in trace["traceEvents"] if event.get("name") == "gloo:all_reduce"]
+        buckets = step["buckets"]
+        assert least <= len(buckets) <= most and len(seen) == 3 * len(buckets)
+        assert sum(bucket["MB"] for bucket in buckets) == pytest.approx(46.8, abs=0.1)
+        begin, end = step["backward"]
+        assert step["forward"][0] < step["forward"][1] <= begin < step["computed"] <= end
+        assert all(begin < bucket["start"] < bucket["end"] for bucket in buckets)
+        assert all(bucket["end"] <= end + 1 for bucket in buckets)  # backward waits for them
+        halfway = (begin + step["computed"]) / 2
+        assert (buckets[0]["start"] < halfway) == (limit == 1)
+        assert f"rank {number} computes" in (tmp_path / "step.svg").read_text()
+    assert run.out.count(f"; {len(ranks[0]['buckets'])} buckets") == 2

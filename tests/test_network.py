@@ -1,0 +1,102 @@
+"""On a slow cable time follows the bytes, and each remedy sends as few as the pages say."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+
+import pytest
+import update_pages
+from forked import run_forked
+from launch import REPO, Launch, page_commands
+
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("tc"), reason="needs root and iproute2"
+)
+RATE = 4  # Mb/s
+# What each variant sends, in parts of what DDP sends. A matrix of rank 1 is not worth it for the
+# biases and for BatchNorm, which travel as they are.
+PARTS = {"no communication": 0, "DDP": 1, "bf16 hook": 0.5, "PowerSGD": 0.12}
+PARTS |= {"no_sync over 4": 0.25, "batch times 4": 0.25, "no overlap": 1}
+PARTS |= {"bucket_cap_mb 1": 1, "bucket_cap_mb 25": 1, "bucket_cap_mb 1000": 1}
+
+
+@needs_root
+@pytest.mark.slow
+def test_bytes_and_time_of_the_variants(launch, tmp_path):
+    """The page's command with the ConvNet's 116 KB, first without a limit, then at 4 Mb/s."""
+    path = tmp_path / "network.json"
+    (command,) = page_commands("docs/performance.md", "A slow network")
+    small = f"{command} --models convnet --repeats 1 --batch-size 4 --json {path}"
+    settings = {"RATES": f"none {RATE}mbit"}
+    run = launch([["bash", "-c", small]], env=settings).succeeded(200)
+    assert run.own_err() == "", run.story()
+    found = json.loads(path.read_text())
+    assert "cores" in found["machine"]
+    for network in ("no limit", f"{RATE}mbit"):
+        rows = {row["variant"]: row for row in found["rows"] if row["network"] == network}
+        assert rows.keys() == PARTS.keys()
+        for name, part in PARTS.items():
+            assert rows[name]["MB"] == pytest.approx(part * 0.116, abs=0.012), (network, name)
+            assert f"{rows[name]['MB']:14.3f}" in run.out
+            if network == "no limit":
+                continue
+            # A burst of 64 KB passes at once, and a step also computes.
+            cable = 1000 * rows[name]["MB"] * 8 / RATE
+            assert cable - 50 < rows[name]["ms"] < cable * 1.1 + 50, (network, name)
+
+
+def test_network_says_how_to_start_it(tmp_path):
+    code, _, err = run_forked("scripts/lab/network.py", ["--steps", "3"], tmp_path / "run")
+    assert code == 2
+    assert "start it with NPROC=1 bash scripts/lab/two_hosts.sh" in err.splitlines()[-1]
+
+
+COOKBOOK = (REPO / "docs" / "cookbook.md").read_text()
+PATCHES = {block.heading: block for block in update_pages.read_blocks(COOKBOOK)}
+# The way in the table, the heading of its patch, options, and the bytes in parts of DDP's.
+WAYS = [
+    ("bf16_compress_hook", "Gradients in bfloat16", (), 0.5),
+    ("PowerSGD", "PowerSGD", (), 0.3),
+    ("`no_sync` over four", "Accumulation and larger batches", (), 0.25),
+    ("a batch four times", None, ("--batch-size", "256"), 0.25),
+]
+
+
+def train_and_count(launch, script, *options):
+    """Two ranks in a network of their own; returns (test accuracy, bytes that they sent)."""
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
+    words = " ".join(map(str, [*torchrun, "--dataset", "synthetic", *options]))
+    command = f"ip link set lo up && {words} && grep lo: /proc/net/dev"
+    quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # Else torch says that this network has no names.
+    run = launch([["unshare", "--net", "bash", "-c", command]], env=quiet).succeeded()
+    assert run.own_err() == "", run.story()
+    return run.epochs()[-1]["test"], int(re.search(r"lo: *(\d+)", run.out)[1])
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory):
+    with contextlib.ExitStack() as launches:
+
+        def launch(commands, env):
+            folder = tmp_path_factory.mktemp("ddp")
+            return launches.enter_context(Launch(commands, folder, env=env))
+
+        return train_and_count(launch, REPO / "mnmc_ddp_env.py")
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "heading", "options", "part"), WAYS, ids=lambda word: str(word))
+def test_recipe_learns_and_sends_as_many_bytes_as_it_says(
+    launch, tmp_path, ddp, way, heading, options, part
+):
+    script = REPO / "mnmc_ddp_env.py"
+    if heading:
+        script = update_pages.patched(PATCHES[heading], tmp_path)
+    accuracy, sent = train_and_count(launch, script, *options)
+    assert sent / ddp[1] == pytest.approx(part, abs=0.03)
+    assert accuracy > ddp[0] - 2 and ddp[0] > 95
+    (row,) = (line for line in COOKBOOK.splitlines() if line.startswith("| ") and way in line)
+    assert row.split(" | ")[1] == str(part)
