@@ -111,7 +111,7 @@ def train(args, local_rank, device):
     # 4 Take your own shard. In each step the ranks average their gradients, so all need the same
     # number of steps. DistributedSampler repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # Test shards repeat no image. Some may be one image longer: the test loop has no collectives.
+    # Test shards repeat no image. They may differ by one, because no rank waits in the test loop.
     test_set = Subset(test_set, range(rank, len(test_set), world_size))
     # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
     # train_set[list], one index operation on tensors, which is much faster than image by image.
@@ -131,7 +131,7 @@ def train(args, local_rank, device):
     # gradient_as_bucket_view, each .grad is a part of its bucket, and need not be copied from it.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     # The wrapper has no weights of its own: it trains those of model. We test model, because the
-    # wrapper's forward can make collective calls, and test shards differ in length. We save model,
+    # wrapper's forward can broadcast buffers, and test shards differ in length. We save model,
     # because the wrapper's state_dict has names that other scripts do not expect ("module.…").
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
@@ -167,8 +167,8 @@ def main():
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
     # 8 Leave: close the connections. gloo's threads end here, unless something holds the group: the
-    # DDP model, which is gone with train(), or torch.distributed.nn, if there already was a group
-    # when it was imported. Threads left over can abort Python at exit: docs/gloo_abort_at_exit.md.
+    # DDP model, which is gone with train(), or torch.distributed.nn. DDP would import it later, and
+    # it holds the group that exists by then, so we import it first: docs/gloo_abort_at_exit.md.
     dist.destroy_process_group()
 
 
@@ -209,8 +209,8 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 def evaluate(model, loader, device):
     """Returns (correct images, images) over all ranks; computes in float32, also with --amp."""
     # BatchNorm's statistics are buffers: they have no gradients to average. Before each training
-    # step DDP copies those of rank 0 to all ranks, and in the step each rank's batch changes its
-    # copy. So copy once more after the last step: all ranks then test the model that rank 0 saves.
+    # step DDP copies those of rank 0 to all ranks. After the last step they differ, because each
+    # rank has seen another batch. Copy once more: all ranks then test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -237,7 +237,7 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Rank 0 says whether there is a file, and all ranks read it: the folder must be one that all
     # nodes share. Without this broadcast, a rank that does not see the file would train other
-    # epochs than the rest. Now that rank stops here, because it cannot read the file.
+    # epochs than the rest. With it, such a rank stops here: it cannot read the file.
     found = [path.exists()]
     dist.broadcast_object_list(found, src=0)  # puts rank 0's answer into every rank's list
     if not found[0]:
@@ -305,8 +305,8 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # Each unfold replaces a padded dimension by the 9 places where a window can begin, and adds the
-    # pixels of the window as a last dimension: after two, a view of shape (N, C, 9, 9, H, W).
+    # All 9 x 9 windows of each padded image, as a view of shape (N, C, 9, 9, H, W): an unfold
+    # replaces a dimension by the 9 places where a window can begin, and appends its pixels.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
     top, left = torch.randint(9, (2, n), device=images.device)
     windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)

@@ -214,8 +214,8 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # Each unfold replaces a padded dimension by the 9 places where a window can begin, and adds the
-    # pixels of the window as a last dimension: after two, a view of shape (N, C, 9, 9, H, W).
+    # All 9 x 9 windows of each padded image, as a view of shape (N, C, 9, 9, H, W): an unfold
+    # replaces a dimension by the 9 places where a window can begin, and appends its pixels.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
     top, left = torch.randint(9, (2, n), device=images.device)
     windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)
