@@ -70,4 +70,4 @@ def test_timeline_shows_each_bucket_in_its_step(launch, tmp_path, limit, least, 
         halfway = (begin + step["computed"]) / 2
         assert (buckets[0]["start"] < halfway) == (limit == 1)
         assert f"rank {number} computes" in (tmp_path / "step.svg").read_text()
-    assert run.out.count(f"; {len(ranks[0]['buckets'])} buckets") == 2
+    assert run.out.count(f"; buckets: {len(ranks[0]['buckets'])}\n") == 2

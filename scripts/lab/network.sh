@@ -2,7 +2,7 @@
 # Measures what a slow network costs, and what helps: network.py on two hosts, at one speed of the
 # cable after the other. Arguments go through to network.py. Needs root and the package iproute2.
 #
-#   bash scripts/lab/network.sh                      # about twenty minutes on two cores
+#   bash scripts/lab/network.sh                      # about fifteen minutes on two cores
 #   RATES="100mbit" bash scripts/lab/network.sh --models convnet --repeats 3
 #   bash scripts/lab/network.sh --json docs/measured/network.json
 #
