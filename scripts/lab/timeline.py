@@ -264,10 +264,8 @@ def main():
         for rank, step in enumerate(ranks):
             waits = step["backward"][1] - step["computed"]
             total = step["optimizer"][1] - step["forward"][0]
-            words = (
-                f"a step of {total:.1f} ms waits {waits:.1f} ms; buckets: {len(step['buckets'])}"
-            )
-            print(f"rank {rank}: {words}")
+            count = len(step["buckets"])
+            print(f"rank {rank}: a step of {total:.1f} ms waits {waits:.1f} ms; buckets: {count}")
     dist.destroy_process_group()
 
 
