@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 2 scripts/lab/too_large.py fsdp2
 
 Weights, gradients and the two numbers of AdamW for each weight are 1074 MB. Each process forbids
-itself to use more than 800 MB beyond what it has when it has joined the process group. The limit is
+itself to use more than 1000 MB beyond what it has when it has joined the process group. The limit is
 that of "ulimit -d" in a shell.
 """
 
@@ -70,7 +70,7 @@ def train(kind):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("ddp", "fsdp2"))
-    parser.add_argument("--limit", type=int, default=800, help="in MB; default: 800")
+    parser.add_argument("--limit", type=int, default=1000, help="in MB; default: 1000")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     limit_memory(args.limit)
