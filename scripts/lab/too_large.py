@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 scripts/lab/too_large.py fsdp2
 
 Weights, gradients and the two numbers of AdamW for each weight are 1074 MB. Each process forbids
-itself to use more than 1000 MB beyond what it has when it has joined the process group. The limit is
-that of "ulimit -d" in a shell.
+itself to use more than 1000 MB beyond what it has when it has joined the process group. The limit
+is that of "ulimit -d" in a shell.
 """
 
 import argparse
