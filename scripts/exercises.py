@@ -1,7 +1,9 @@
-"""Exercises about DDP, and a judge. docs/exercises.md tells more.
+"""Exercises about DDP, and a judge.
 
-python scripts/exercises.py start mine.py      # writes your copy, with five functions to fill in
-python scripts/exercises.py judge mine.py      # says of each function: right, or wrong and a hint
+    python scripts/exercises.py start answers.py   # writes your copy, with functions to fill in
+    python scripts/exercises.py judge answers.py   # says of each: right, or wrong and a hint
+
+docs/exercises.md tells more.
 """
 
 import argparse
@@ -122,29 +124,33 @@ def hint_average_gradients(ranks):
 
 
 def try_resume(mine, rank, folder):
-    """Three times: a file on rank 0 alone, on rank 1 an older one, on rank 1 alone."""
+    """Four times: a file on rank 0 alone, on rank 1 an older one, on rank 1 alone, and on rank 0
+    alone with a new optimizer, which has no momentum.
+    """
 
-    def trained(seed):
+    def trained(seed, steps=1):
         torch.manual_seed(seed)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        model(torch.randn(1, 2)).sum().backward()
-        optimizer.step()
+        for _ in range(steps):
+            model(torch.randn(1, 2)).sum().backward()
+            optimizer.step()
         return model, optimizer
 
     def numbers(model, optimizer):
-        momentum = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+        rows = [optimizer.state.get(p, {}) for p in model.parameters()]
+        momentum = [row["momentum_buffer"] for row in rows if "momentum_buffer" in row]
         return [[t.tolist() for t in tensors] for tensors in (model.parameters(), momentum)]
 
     results = []
-    for case, files in enumerate(({0: 3}, {0: 3, 1: 1}, {1: 3})):
+    for case, files in enumerate(({0: 3}, {0: 3, 1: 1}, {1: 3}, {0: 3})):
         path = folder / str(case) / str(rank) / "last.pt"
         path.parent.mkdir(parents=True)
         if rank in files:
             model, optimizer = trained(10 + rank)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state | {"epoch": files[rank]}, path)
-        model, optimizer = trained(20 + rank)
+        model, optimizer = trained(20 + rank, steps=int(case < 3))
         expected = numbers(*(trained(10) if 0 in files else (model, optimizer)))
         epoch = mine.resume(path, model, optimizer)
         found = numbers(model, optimizer)
@@ -157,13 +163,15 @@ def hint_resume(ranks):
     for (epoch, *_), (other, *_) in cases:
         if epoch != other:
             return f"rank 0 resumes after epoch {epoch} and rank 1 after {other}: rank 0 decides"
-    if [case[0][0] for case in cases] != [3, 3, 0]:
-        return f"the epochs are {[case[0][0] for case in cases]}, and [3, 3, 0] is right"
+    if [case[0][0] for case in cases] != [3, 3, 0, 3]:
+        return f"the epochs are {[case[0][0] for case in cases]}, and [3, 3, 0, 3] is right"
     for rank in (0, 1):
+        if not all(cases[2][rank][1:]):
+            return f"rank {rank} has changed, and rank 0 has no file: send only if there is one"
         if not all(case[rank][1] for case in cases):
             return f"rank {rank} has other weights than rank 0's file: send all of it"
         if not all(case[rank][2] for case in cases):
-            return f"rank {rank} has another momentum than rank 0's file: load the optimizer"
+            return f"rank {rank} has another momentum than rank 0's file: send and load it, too"
 
 
 LOSSES = ([0.5, 0.6, 0.7, 0.8, 0.8, 0.8], [0.9, 0.6, 0.3, 0.4, 0.25, 0.3])

@@ -43,7 +43,8 @@ def resume(path, model, optimizer):
     Each rank has a disk of its own. The file that counts is the one on the disk of rank 0. On
     another disk there can be none, or one of an older run. The file has been written by
     torch.save({"model": …, "optimizer": …, "epoch": …}, path), with the two state_dict()s. Without
-    a file on rank 0, all ranks return 0 and keep what they have.
+    a file on rank 0, all ranks return 0 and keep what they have. The optimizer can be new: then it
+    has no momentum yet, on any rank.
     """
     raise NotImplementedError
 

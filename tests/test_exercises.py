@@ -45,6 +45,22 @@ def resume(path, model, optimizer):
     optimizer.load_state_dict(state[0]["optimizer"])
     return state[0]["epoch"]
 """
+RESUME_BY_TENSORS = """
+def resume(path, model, optimizer):
+    epoch = [0]
+    if dist.get_rank() == 0 and path.exists():
+        state = torch.load(path, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        epoch = [state["epoch"]]
+    dist.broadcast_object_list(epoch, src=0)
+    if epoch[0]:
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, src=0)
+        for row in optimizer.state.values():
+            dist.broadcast(row["momentum_buffer"], src=0)
+    return epoch[0]
+"""
 STOP = """
 def should_stop(losses, patience):
     means = torch.tensor(losses)
@@ -115,7 +131,15 @@ WRONG = {
             "    if found[0]",
             "a rank without the file reads it",
         ),
-        ('["epoch"]', '["epoch"] + 1', r"\[4, 4, 0\]"),
+        ('["epoch"]', '["epoch"] + 1', r"\[4, 4, 0, 4\]"),
+        (
+            "    if dist.get_rank() == 0 and path",
+            '    state = [{"model": model.state_dict(), "optimizer": optimizer.state_dict(), '
+            '"epoch": 0}]\n    if dist.get_rank() == 0 and path',
+            "and rank 0 has no file",
+        ),
+        # A new optimizer has no tensors on rank 1 that could receive.
+        (RESUME, RESUME_BY_TENSORS, "another momentum|a rank waited"),
     ],
     "should_stop": [
         ("    dist.all_reduce(means)\n", "", "the ranks disagree"),
@@ -129,7 +153,7 @@ WRONG = {
 
 def judge(tmp_path, solutions):
     """Writes a file with these functions; returns (exit status, verdicts by name)."""
-    path = tmp_path / "mine.py"
+    path = tmp_path / "answers.py"
     path.write_text("import torch\nimport torch.distributed as dist\n" + "".join(solutions))
     code, out, err = run_forked("scripts/exercises.py", ["judge", path], tmp_path / "run", 200)
     verdicts = dict(re.findall(r"^(\w+) +(.+)$", without_gloo_lines(out), re.MULTILINE))
@@ -169,8 +193,8 @@ def test_commands_of_the_page(tmp_path):
     printed = ""
     commands = page_commands("docs/exercises.md", "Write your copy and ask the judge")
     for number, command in enumerate([*commands, commands[0]]):
-        _, script, *words = command.replace("mine.py", str(tmp_path / "mine.py")).split()
+        _, script, *words = command.replace("answers.py", str(tmp_path / "answers.py")).split()
         code, out, err = run_forked(script, words, tmp_path / str(number), 200)
         printed += without_gloo_lines(out).replace(f"{tmp_path}/", "")
     assert printed == shown
-    assert code == 1 and err.endswith("mine.py exists: choose another name\n")
+    assert code == 1 and err.endswith("answers.py exists: choose another name\n")
