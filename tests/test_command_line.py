@@ -111,7 +111,8 @@ def test_wrong_option_ends_all_ranks(launch):
 
 # A rank that fails alone, in the download: rank 0's data folder is a file. By hand the other one
 # sees a closed connection; the launchers end it. All in seconds, far below the time-out of 600 s.
-@pytest.mark.parametrize("script", quick_for(DDP[:3], "mnmc_ddp_env.py"))
+@pytest.mark.slow
+@pytest.mark.parametrize("script", DDP[:3])
 def test_failed_download_ends_all_ranks(launch, tmp_path, script):
     (tmp_path / "file").write_text("not a folder")
     run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)

@@ -236,6 +236,7 @@ def test_controller_is_not_asked(tmp_path, monkeypatch):
     assert [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["7", "3", "8"]
 
 
+@pytest.mark.slow
 def test_wrong_option_ends_every_task(cluster, tmp_path):
     """All four tasks read it, and each says so."""
     command = ["srun", "-n4", "-N2", "python", "mnmc_ddp_slurm.py", "--batch-size", "many"]

@@ -50,6 +50,7 @@ def test_three_processes(launch, script):
     check_ddp(launch(script, 3, *ONE_EPOCH).succeeded(), 3)
 
 
+@pytest.mark.slow
 def test_ddp_with_one_process(launch):
     check_ddp(launch("mnmc_ddp_env.py", 1, *ONE_EPOCH).succeeded(), 1)
 
@@ -69,6 +70,7 @@ def test_docstring_commands_for_two_processes(launch, script):
     check_ddp(launch([[*words, *meet, "-e", "1"] for words in commands]).succeeded(), 2)
 
 
+@pytest.mark.slow
 def test_cifar10_from_batches(launch, tmp_path):
     write_cifar10(tmp_path / "data", per_file=16, test=11)
     env = accept_any_cifar10(tmp_path / "site")
