@@ -30,6 +30,11 @@ def main():
     store.set(f"through {{rank}}", "")
     with contextlib.suppress(RuntimeError):
         store.wait([f"through {{1 - rank}}"], timedelta(seconds=20))
+        # Rank 0 has the store, so it leaves last.
+        if rank == 1:
+            store.set("rank 1 leaves", "")
+        else:
+            store.wait(["rank 1 leaves"], timedelta(seconds=20))
 
 main()
 """
