@@ -110,7 +110,7 @@ def train(args, local_rank, device):
     # 4 Take your own shard. In each step the ranks average their gradients, so all need the same
     # number of steps. DistributedSampler repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # Test shards repeat no image. They may differ by one, because no rank waits in the test loop.
+    # Test shards repeat no image. They may differ by one: no rank waits for another in a test.
     test_set = Subset(test_set, range(rank, len(test_set), world_size))
     # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
     # train_set[list], one index operation on tensors, which is much faster than image by image.
@@ -129,9 +129,9 @@ def train(args, local_rank, device):
     # several parameters, and is sent while backward computes the next bucket. With
     # gradient_as_bucket_view, each .grad is a part of its bucket, and need not be copied from it.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # The wrapper has no weights of its own: it trains those of model. We test model, because the
-    # wrapper's forward can broadcast buffers, and test shards differ in length. We save model,
-    # because the wrapper's state_dict has names that other scripts do not expect ("module.…").
+    # The wrapper has no weights of its own: it trains those of model. We test model: the wrapper's
+    # forward can broadcast buffers, and a rank with one more test batch would wait. We save model:
+    # the wrapper's state_dict has names that other scripts do not expect ("module.…").
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -165,9 +165,9 @@ def worker(local_rank, args):
     """Runs in every spawned process: what main() does in the other scripts."""
     device = setup_distributed(args, local_rank)
     train(args, local_rank, device)
-    # 8 Leave: close the connections. gloo's threads end here, unless something holds the group: the
-    # DDP model, which is gone with train(), or torch.distributed.nn. DDP would import it later, and
-    # it holds the group that exists by then, so we import it first: docs/gloo_abort_at_exit.md.
+    # 8 Leave: close the connections. As long as anything refers to the group, gloo's threads live
+    # on and can abort Python at exit. The DDP model went with train(). torch.distributed.nn keeps
+    # a group that is there when DDP imports it, so we import it first: docs/gloo_abort_at_exit.md.
     dist.destroy_process_group()
 
 
@@ -205,7 +205,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
     dist.all_reduce(totals)  # 7 Add up the metrics: totals becomes the sum over all ranks.
-    # The totals leave the GPU once an epoch. An .item() in each step would make Python wait for it.
+    # The totals leave the GPU once an epoch: an .item() in each step would wait for the GPU.
     loss_sum, correct, count = totals.tolist()
     return loss_sum / count, 100 * correct / count
 

@@ -120,7 +120,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    # The totals leave the GPU once an epoch. An .item() in each step would make Python wait for it.
+    # The totals leave the GPU once an epoch: an .item() in each step would wait for the GPU.
     loss_sum, correct, count = totals.tolist()
     return loss_sum / count, 100 * correct / count
 
