@@ -111,7 +111,7 @@ def train(args, local_rank, device):
     # 4 Take your own shard. In each step the ranks average their gradients, so all need the same
     # number of steps. DistributedSampler repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # Test shards repeat no image. They may differ by one: no rank waits for another in a test.
+    # Test shards repeat no image. They may differ by one: the test loop has no collective calls.
     test_set = Subset(test_set, range(rank, len(test_set), world_size))
     # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
     # train_set[list], one index operation on tensors, which is much faster than image by image.
@@ -166,9 +166,9 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections. As long as anything refers to the group, gloo's threads live
-    # on and can abort Python at exit. The DDP model went with train(). torch.distributed.nn keeps
-    # a group that is there when DDP imports it, so we import it first: docs/gloo_abort_at_exit.md.
+    # 8 Leave: close the connections. This cannot end gloo's threads while anything refers to the
+    # group: the DDP model, which went with train(), or default arguments in torch.distributed.nn,
+    # which DDP imports. So we import it before there is a group: docs/gloo_abort_at_exit.md.
     dist.destroy_process_group()
 
 
