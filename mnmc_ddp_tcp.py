@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not used: see mark 8
+import torch.distributed.nn  # prevents an abort at exit: see mark 8
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -166,9 +166,9 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections. This cannot end gloo's threads while anything refers to the
-    # group: the DDP model, which went with train(), or default arguments in torch.distributed.nn,
-    # which DDP imports. So we import it before there is a group: docs/gloo_abort_at_exit.md.
+    # 8 Leave: close the connections. With gloo, a bug in torch can abort Python at exit. Two things
+    # in this script prevent it: train() has returned, so the DDP model is gone by now, and the line
+    # "import torch.distributed.nn" runs before mark 1. docs/gloo_abort_at_exit.md has the details.
     dist.destroy_process_group()
 
 
