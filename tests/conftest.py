@@ -1,7 +1,10 @@
 """The launch fixture, and the rule that with CI=true a test may be skipped for a GPU alone."""
 
 import os
+import shutil
 import signal
+import subprocess
+import uuid
 
 import pytest
 from launch import Launch, commands_for
@@ -26,6 +29,25 @@ def launch(tmp_path):
     yield start
     for one in started:
         one.__exit__()
+
+
+def hosts_called(name):
+    """The network namespaces with names that begin so; none where iproute2 is missing."""
+    if not shutil.which("ip"):
+        return []
+    listed = subprocess.check_output(["ip", "netns", "list"], text=True)
+    return [line.split()[0] for line in listed.splitlines() if line.startswith(name)]
+
+
+@pytest.fixture
+def name():
+    """For the hosts of one test; nothing of them is left at its end."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    yield name
+    left = hosts_called(name)
+    for host in left:
+        subprocess.run(["ip", "netns", "delete", host], check=True)
+    assert left == []
 
 
 @pytest.hookimpl(wrapper=True)

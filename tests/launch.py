@@ -258,7 +258,8 @@ def docstring_commands(script):
 def page_commands(page, section):
     """The commands of a page's section that are marked as run, in one line each."""
     text = (REPO / page).read_text()
-    part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    assert part, f"no section {section} in {page}"
+    heading = re.search(rf"^(#+) {re.escape(section)}$", text, re.MULTILINE)
+    assert heading, f"no section {section} in {page}"
+    part = re.split(rf"^#{{2,{len(heading[1])}}} ", text[heading.end() :], flags=re.MULTILINE)[0]
     found = re.findall(r"<!-- run[^>]*-->\n```bash\n(.*?)```", part, re.DOTALL)
     return [" ".join(line.split()) for line in "".join(found).replace("\\\n", "").splitlines()]

@@ -110,13 +110,13 @@ def test_page_counts_added_lines():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", (0, 1))
-def test_steps_are_timed(launch, number):
+def test_steps_are_timed(launch, name, number):
     """The page's two commands in small: on one host, and across the slow cable."""
     command = page_commands("docs/by_hand.md", "How fast is it?")[number]
     if "two_hosts.sh" in command and (os.getuid() != 0 or not shutil.which("tc")):
         pytest.skip("needs root and iproute2")
     small = f"{command} --steps 2 --repeats 1 --batch-size 2"
-    run = launch([["bash", "-c", small]]).succeeded(240)
+    run = launch([["bash", "-c", small]], env={"HOSTS": name}).succeeded(240)
     rows = re.findall(r"^ +([\d.]+) +([\d.]+) +([\d.]+) (.+)$", run.out, re.MULTILINE)
     assert [row[3] for row in rows] == [patch.heading for patch in PATCHES] + ["DDP"], run.story()
     if number == 1:  # 45 MB of gradients in each direction take 3.6 s on 100 Mb/s.

@@ -5,10 +5,10 @@ import re
 import shutil
 import signal
 import subprocess
-import uuid
 
 import pytest
 import torch
+from conftest import hosts_called
 from launch import INIT, REPO, Launch, gave_up, page_commands
 
 ONE_EPOCH = ("--dataset", "synthetic", "-e", "1")
@@ -23,22 +23,6 @@ needs_root = pytest.mark.skipif(
 
 def two_hosts(script, *options):
     return ["bash", REPO / "scripts" / "lab" / "two_hosts.sh", script, *options]
-
-
-def hosts_called(name):
-    listed = subprocess.check_output(["ip", "netns", "list"], text=True)
-    return [line for line in listed.splitlines() if line.startswith(name)]
-
-
-@pytest.fixture
-def name():
-    """For the hosts of one test; nothing of them is left at its end."""
-    name = f"t{uuid.uuid4().hex[:8]}"
-    yield name
-    left = hosts_called(name)
-    for host in left:
-        ip("netns", "delete", host.split()[0])
-    assert left == []
 
 
 ACROSS = page_commands("docs/clusters.md", "Two hosts on one machine")
@@ -101,7 +85,8 @@ def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     same_name = launch([two_hosts(SCRIPTS[2], *options)], env={"HOSTS": name}).wait()
     assert same_name.err == f"there are hosts called {name} already: choose another name, HOSTS=…\n"
     assert len(run.pids()) >= 2 and len(hosts_called(name)) == 2  # not touched by that
-    run.processes[0].send_signal(signal.SIGTERM)
+    while run.processes[0].poll() is None:  # as timeout does, which sends its signal twice
+        run.processes[0].send_signal(signal.SIGTERM)
     assert run.wait(30).codes == [143]
     run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
 

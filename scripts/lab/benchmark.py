@@ -34,6 +34,7 @@ from types import SimpleNamespace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
+import results
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
@@ -209,11 +210,15 @@ def run_world(args):
     row |= {name: round(ratio, 3) for name, ratio in ratios.items() if ratio == ratio}
     if "ours_ddp" in medians:
         row["ms/step"] = round(1000 * medians["ours_ddp"] * args.batch_size / args.images, 1)
-    return row | {"MiB": round(result["MiB"])}
+    row["MiB"] = round(result["MiB"])
+    # Of each turn, for the chart. The table has their medians.
+    turns = {name: [round(images / s) for s in took] for name, took in result["seconds"].items()}
+    return row | {"turns": turns}
 
 
 def print_table(rows):
-    """Prints rows, dictionaries with the same keys, as a table."""
+    """Prints rows, dictionaries with the same keys, as a table, without their turns."""
+    rows = [{key: value for key, value in row.items() if key != "turns"} for row in rows]
     lines = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -234,7 +239,7 @@ def parse_args():
     add("--images", type=int, default=5120, help="of a turn, in each process; default: 5120")
     add("--repeats", type=int, default=7, help="turns of each variant; default: 7")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    add("--json", type=Path, metavar="FILE", help="add the rows to this file")
     args = parser.parse_args()
     gpus = torch.cuda.device_count()
     args.world_size = args.world_size or ([1] if gpus == 1 else [1, 2])
@@ -256,7 +261,7 @@ def main():
         one |= {"lr": 0.01, "epochs": 5}
         rows.append(run_world(argparse.Namespace(**vars(args) | one)))
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        results.add_rows(args.json, rows, ("dataset", "batch", "W"))
     print_table(rows)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
 import by_hand
+import results
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
@@ -92,6 +93,31 @@ def measure(module, args, local_rank, device):
     return most.tolist()
 
 
+def row_of(name, turns):
+    """Returns a row of the table: MB that a rank keeps, ms of a step, and MB sent in a step."""
+    parts = [turns[0][place] / 1e6 for place in range(3)]
+    times, sent = [turn[3] for turn in turns], statistics.median(turn[4] for turn in turns)
+    row = {"processes": dist.get_world_size(), "network": os.environ.get("CABLE", "one host")}
+    row |= {"version": name.partition(":")[0]}
+    row |= dict(
+        zip(("weights", "gradients", "optimizer"), (round(n, 1) for n in parts), strict=True)
+    )
+    weights = bytes_of(mnmc_ddp_env.build_model("cifar10").parameters())
+    row |= {"all": round(sum(parts), 1)}
+    row |= {"formula": round(formula(name, weights, dist.get_world_size()) / 1e6, 1)}
+    row |= {"ms": round(statistics.median(times)), "lowest": round(min(times))}
+    return row | {"highest": round(max(times)), "sent": round(sent / 1e6, 1)}
+
+
+def print_table(rows):
+    print("weights gradients optimizer     all formula |  ms: median lowest highest |  MB sent")
+    for row in rows:
+        kept = [row[name] for name in ("weights", "gradients", "optimizer", "all", "formula")]
+        print("".join(f"{megabytes:8.1f}" for megabytes in kept), end=" | ")
+        times = [row[name] for name in ("ms", "lowest", "highest")]
+        print("".join(f"{n:8d}" for n in times), f"| {row['sent']:8.1f} {row['version']}")
+
+
 def parse_args():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -100,6 +126,7 @@ def parse_args():
     add("--batch-size", type=int, default=32, help="in each process; default: 32")
     add("--steps", type=int, default=5, help="of an epoch; default: 5")
     add("--repeats", type=int, default=3, help="turns of each version; default: 3")
+    add("--json", type=Path, metavar="FILE", help="add the rows to this file")
     args = parser.parse_args()
     # What the scripts read, too.
     rest = {"dataset": "cifar10", "data_root": None, "epochs": 2, "lr": 0.01, "seed": 0}
@@ -116,15 +143,10 @@ def main():
         for name, module in versions.items():
             turns[name].append(measure(module, args, local_rank, device))
     if dist.get_rank() == 0:
-        weights = bytes_of(mnmc_ddp_env.build_model(args.dataset).parameters())
-        print("weights gradients optimizer     all formula |  ms: median lowest highest |  MB sent")
-        for name, rows in turns.items():
-            bytes_kept = rows[0][:3]
-            total, says = sum(bytes_kept), formula(name, weights, dist.get_world_size())
-            times, sent = [row[3] for row in rows], statistics.median(row[4] for row in rows)
-            print("".join(f"{n / 1e6:8.1f}" for n in (*bytes_kept, total, says)), end=" | ")
-            row = statistics.median(times), min(times), max(times)
-            print("".join(f"{n:8.0f}" for n in row), f"| {sent / 1e6:8.1f} {name}")
+        rows = [row_of(name, values) for name, values in turns.items()]
+        print_table(rows)
+        if args.json:
+            results.add_rows(args.json, rows, ("processes", "network", "version"))
     dist.destroy_process_group()
 
 

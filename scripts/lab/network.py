@@ -21,9 +21,7 @@ counts them, headers and acknowledgements included.
 
 import argparse
 import contextlib
-import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -31,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
+import results
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
@@ -151,30 +150,8 @@ def print_table(rows):
 
 
 def network():
-    """The settings of two_hosts.sh in words."""
-    words = [os.environ.get("RATE") or "no limit"]
-    if os.environ.get("DELAY"):
-        words.append(f"delay {os.environ['DELAY']}")
-    return ", ".join(words)
-
-
-def machine():
-    """The machine in words."""
-    cpu = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(": ")[2]
-    return f"{os.cpu_count()} cores of {cpu}, torch {torch.__version__}, gloo, two hosts on it"
-
-
-def add_to_file(path, rows):
-    """Writes the rows, and keeps those of other models, networks and variants in the file."""
-    old = json.loads(path.read_text())["rows"] if path.exists() else []
-    keys = ("model", "network", "variant")
-    new = [[row[key] for key in keys] for row in rows]
-    rows = [row for row in old if [row[key] for key in keys] not in new] + rows
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    path.write_text(f'{{\n "machine": {json.dumps(machine())},\n "rows": [\n{lines}\n ]\n}}\n')
+    """The cable in words, from two_hosts.sh."""
+    return os.environ.get("CABLE", "one host")
 
 
 def parse_args():
@@ -207,7 +184,7 @@ def main():
         if dist.get_rank() == 0:
             print_table(rows)
             if args.json:
-                add_to_file(args.json, rows)
+                results.add_rows(args.json, rows, ("model", "network", "variant"))
     # PowerSGD's last callbacks may still run in gloo's threads, which must not be the ones to free
     # the group. After a barrier they have ended.
     dist.barrier()

@@ -4,15 +4,14 @@
 #
 #   bash scripts/lab/network.sh                      # about fifteen minutes on two cores
 #   RATES="100mbit" bash scripts/lab/network.sh --models convnet --repeats 3
-#   bash scripts/lab/network.sh --json docs/measured/network.json
+#   bash scripts/lab/network.sh --repeats 3 --json network.json
 #
 # Settings: those of two_hosts.sh but RATE and NPROC, and
 #   RATES  speeds of the cable; default: none 1gbit 100mbit, where none sets no limit
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 read -ra rates <<<"${RATES:-none 1gbit 100mbit}"
-# One thread for each host: together they have the two cores that the page's figures are from.
-export NPROC=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export NPROC=1
 for rate in "${rates[@]}"; do
     if [ "$rate" = none ]; then
         rate=""

@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import network  # the benchmark beside this file; it finds the scripts
+import results
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
@@ -256,7 +257,7 @@ def main():
         cap = f"bucket_cap_mb={args.bucket_cap_mb:g}" if args.bucket_cap_mb else "DDP's own buckets"
         title = f"{args.model}, {args.batch_size} images a rank, {network.network()}, {cap}"
         ranks = relative([steps[chosen] for steps in everything])
-        measured = {"title": title, "machine": network.machine(), "ranks": ranks}
+        measured = {"title": title, "machine": results.machine(), "ranks": ranks}
         if args.svg:
             args.svg.write_text(draw(measured))
         if args.json:

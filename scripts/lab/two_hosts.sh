@@ -12,6 +12,8 @@
 #   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
 #   DELAY  how long each packet is under way, such as 10ms (default: no delay); needs a kernel with
 #          netem
+#   OMP_NUM_THREADS  threads of each process (default: half of what env.sh counts, because the hosts
+#          share the cores)
 #   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: eth0, which both hosts have)
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
@@ -30,6 +32,10 @@ if ! [[ "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
     exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
+# Both hosts have the same cores, which env.sh has counted for one of them.
+[ "$OMP_NUM_THREADS" != "${ENV_SH_THREADS:-}" ] || export OMP_NUM_THREADS="$(((OMP_NUM_THREADS + 1) / 2))"
+# network.py, memory.py and timeline.py say in their results what the cable was.
+export CABLE="${RATE:-no limit}${DELAY:+, delay $DELAY}"
 HOSTS="${HOSTS:-ddp$$}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
 # Else torchrun warns that the hosts' addresses have no names.
@@ -62,9 +68,21 @@ set_up() {
         if [ -n "$DELAY" ]; then
             slow_down "$host" netem delay "$DELAY" ${RATE:+rate "$RATE"} limit 10000
         elif [ -n "$RATE" ]; then
-            slow_down "$host" tbf rate "$RATE" burst 64kb latency 50ms
+            slow_down "$host" tbf rate "$RATE" burst "$(burst)" latency 50ms
         fi
     done
+}
+
+# The bytes that pass at once after a pause: what the cable sends in a millisecond. With fewer than
+# 8000 bytes tc would let no large packet pass.
+burst() {
+    local bytes
+    case "$RATE" in
+        *kbit) bytes=$((${RATE%kbit} / 8)) ;;
+        *mbit) bytes=$((${RATE%mbit} * 125)) ;;
+        *gbit) bytes=$((${RATE%gbit} * 125000)) ;;
+    esac
+    echo "$((bytes > 8000 ? bytes : 8000))"
 }
 
 # slow_down N QUEUE...: what the host sends waits in this queue. One line says what tc cannot do.
@@ -114,8 +132,9 @@ if [ -e "/run/netns/${HOSTS}0" ] || [ -e "/run/netns/${HOSTS}1" ]; then
     exit 1
 fi
 trap take_down EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+# A second signal must not stop take_down half-way: timeout sends two, and a person may, too.
+trap 'trap "" INT TERM; exit 130' INT
+trap 'trap "" INT TERM; exit 143' TERM
 set_up
 start_ranks "$@"
 failed=0

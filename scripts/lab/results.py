@@ -1,0 +1,36 @@
+"""Writes what the programs of this folder measure, for scripts/docs/charts.py."""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+
+def machine():
+    """Returns the machine in words."""
+    cpu = platform.machine()
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            cpu = line.partition(": ")[2]
+    return f"{os.cpu_count()} cores of {cpu}, torch {torch.__version__}"
+
+
+def add_rows(path, new, keys):
+    """Adds rows to a JSON file. A row takes the place of one with the same values of the keys.
+
+    Exits with a message if the file has figures of another machine.
+    """
+    old = []
+    if path.exists():
+        found = json.loads(path.read_text())
+        old = found["rows"]
+        if found["machine"] != machine():
+            sys.exit(f"{path} has figures of another machine: {found['machine']}")
+    replaced = [[row[key] for key in keys] for row in new]
+    rows = [row for row in old if [row[key] for key in keys] not in replaced] + new
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    path.write_text(f'{{\n "machine": {json.dumps(machine())},\n "rows": [\n{lines}\n ]\n}}\n')
