@@ -9,39 +9,54 @@ from launch import REPO
 
 IMAGES = REPO / "docs" / "images"
 MEASURED = REPO / "docs" / "measured"
+PAGES = {path.name: path.read_text() for path in charts.PAGES}
 
 
-def test_charts_are_those_of_the_measurement(tmp_path):
+@pytest.mark.parametrize("name", charts.CHARTS)
+def test_charts_are_those_of_the_measurement(tmp_path, name):
     """To the letter; another version of matplotlib may draw other lines, but writes these words."""
     matplotlib = pytest.importorskip("matplotlib", reason="needs tests/requirements.txt")
-    charts.draw_network(tmp_path / "network.svg", charts.load_network())
-    drawn = (tmp_path / "network.svg").read_text()
-    committed = (IMAGES / "network.svg").read_text()
+    charts.CHARTS[name](tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    committed = (IMAGES / f"{name}.svg").read_text()
     words = [re.findall(r"<text[^>]*>([^<]+)<", text) for text in (drawn, committed)]
-    assert words[0] == words[1] and len(words[0]) > 20
+    assert words[0] == words[1] and len(words[0]) > 10
     if f"Matplotlib v{matplotlib.__version__}," in committed:
         assert drawn == committed, "python scripts/docs/charts.py"
+    assert sum(f"(images/{name}.svg)" in page for page in PAGES.values()) == 1
 
 
 def test_tables_are_those_of_the_measurement():
-    text = charts.PAGE.read_text()
-    assert charts.write_tables(text) == text, "python scripts/docs/charts.py"
-    assert text.count("<!-- table ") == len(charts.tables())
+    for path, text in PAGES.items():
+        assert charts.write_tables(text) == text, f"{path}: python scripts/docs/charts.py"
+    shown = [match[2] for text in PAGES.values() for match in charts.TABLE.finditer(text)]
+    assert sorted(shown) == sorted(charts.TABLES)
 
 
-def test_estimate():
+def test_estimate(monkeypatch):
     """A backward of 60 ms hides as much communication, unless it can start only afterwards."""
-    assert charts.estimate(90, 50, "DDP") == 90
-    assert charts.estimate(90, 100, "DDP") == 130
-    assert charts.estimate(90, 100, "no overlap") == 190
-    assert charts.estimate(90, 100, "no_sync over 4") == 175
+    rows = {("resnet18", "no limit", "no communication"): {"ms": 90}}
+    for variant in charts.VARIANTS[1:]:
+        rows["resnet18", "no limit", variant] = {"ms": 120}
+        rows["resnet18", "100mbit", variant] = {"MB": 1.25}  # 100 ms
+    rows |= {("convnet", *key[1:]): row for key, row in rows.items()}
+    monkeypatch.setattr(charts, "network_rows", lambda: rows)
+    assert charts.estimate("resnet18", "DDP", "100mbit") == 160
+    assert charts.estimate("resnet18", "DDP", "100mbit", 1000) == 120
+    assert charts.estimate("resnet18", "no overlap", "100mbit") == 220
+    assert charts.estimate("resnet18", "PowerSGD", "100mbit") == 220  # one bucket
+    assert charts.estimate("resnet18", "no_sync over 4", "100mbit") == 205
+    assert charts.estimate("resnet18", "batch times 4", "100mbit") == 140
+    assert charts.estimate("convnet", "DDP", "100mbit") == 220
 
 
 def test_timelines_are_those_of_the_measurement():
     """Each that the page shows, drawn again from the figures beside the charts'."""
     import timeline
 
-    for name in re.findall(r"\(images/(timeline_\w+)\.svg\)", charts.PAGE.read_text()):
+    names = re.findall(r"\(images/(timeline_\w+)\.svg\)", PAGES["performance.md"])
+    assert names == ["timeline_buckets", "timeline_one_bucket"]
+    for name in names:
         drawn = timeline.draw(json.loads((MEASURED / f"{name}.json").read_text()))
         assert (IMAGES / f"{name}.svg").read_text() == drawn
 

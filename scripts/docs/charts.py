@@ -1,72 +1,96 @@
-"""Draws the charts of docs/performance.md, and writes its tables, from docs/measured/.
+"""Draws the charts of docs/, and writes the tables beside them, from docs/measured/.
 
     python scripts/docs/charts.py
 
 Needs matplotlib, which tests/requirements.txt has. Two runs on the same figures make the same
-files. On the page a table stands between <!-- table NAME --> and <!-- end of table -->.
+files. On a page a table stands between <!-- table NAME --> and <!-- end of table -->.
 """
 
+import contextlib
 import json
+import re
+import statistics
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 MEASURED = REPO / "docs" / "measured"
 IMAGES = REPO / "docs" / "images"
-PAGE = REPO / "docs" / "performance.md"
+PAGES = [REPO / "docs" / name for name in ("performance.md", "beyond_ddp.md")]
+TABLE = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 GREY = "#808080"  # readable on white and on black
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = {"no communication": GREY, "DDP": "#0072B2", "no overlap": "#D55E00"}
-REMEDY, BUCKETS = "#009E73", "#E69F00"
-MEGABITS = {"1gbit": 1000, "100mbit": 100}
+BLUE, RED, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "the same names in every run",
+    "font.family": "sans-serif",
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "lines.markersize": 5,
+}
+MEGABITS = {"no limit": None, "1gbit": 1000, "100mbit": 100}
+VARIANTS = ["no communication", "DDP", "bf16 hook", "PowerSGD", "no_sync over 4", "batch times 4"]
+VARIANTS += ["bucket_cap_mb 1", "bucket_cap_mb 25", "bucket_cap_mb 1000", "no overlap"]
+VERSIONS = ["DDP", "ZeRO-1", "FSDP2"]
 
 
-def load_network():
+def read(name):
+    """Returns the rows of a file of docs/measured."""
+    return json.loads((MEASURED / f"{name}.json").read_text())["rows"]
+
+
+def network_rows():
     """Returns the rows of the benchmark by (model, network, variant)."""
-    rows = read_network()["rows"]
-    return {(row["model"], row["network"], row["variant"]): row for row in rows}
+    return {(row["model"], row["network"], row["variant"]): row for row in read("network")}
 
 
-def read_network():
-    return json.loads((MEASURED / "network.json").read_text())
-
-
-def names(rows, place):
-    """The models, networks or variants of the rows, in their order."""
-    return list(dict.fromkeys(key[place] for key in rows))
-
-
-def draw_network(path, rows):
-    """Milliseconds of a step of ResNet-18: a panel for each network, a bar for each variant."""
+@contextlib.contextmanager
+def drawing(path, columns=1, width=10, **options):
+    """Gives the panels of a chart, side by side, and writes it as an SVG."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "the same names in every run",
-        "font.family": "sans-serif",
-        "text.color": GREY,
-        "axes.labelcolor": GREY,
-        "axes.edgecolor": GREY,
-        "xtick.color": GREY,
-        "ytick.color": GREY,
-    }
-    networks, variants = names(rows, 1), names(rows, 2)
-    with pyplot.rc_context(style):
-        figure, panels = pyplot.subplots(
-            1, len(networks), figsize=(10, 3.6), sharey=True, squeeze=False
-        )
-        for panel, network in zip(panels[0], networks, strict=True):
-            values = [rows["resnet18", network, variant] for variant in variants]
-            middle = [row["ms"] for row in values]
-            spread = [
-                [row["ms"] - row["lowest"] for row in values],
-                [row["highest"] - row["ms"] for row in values],
+    with pyplot.rc_context(STYLE):
+        size = (width, 3.6)
+        figure, panels = pyplot.subplots(1, columns, figsize=size, squeeze=False, **options)
+        yield panels[0]
+        for panel in panels[0]:
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.title.set_fontsize(10)
+        figure.tight_layout()
+        # Without the date the file depends on the figures alone, and on matplotlib's version.
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def legend(panel, **options):
+    panel.legend(frameon=False, fontsize=9, **options)
+
+
+def draw_network(path):
+    """Milliseconds of a step of ResNet-18: a panel for each network, a bar for each variant."""
+    rows = network_rows()
+    colours = {"no communication": GREY, "DDP": BLUE, "no overlap": RED}
+    with drawing(path, len(MEGABITS), sharey=True) as panels:
+        for panel, network in zip(panels, MEGABITS, strict=True):
+            values = [rows["resnet18", network, variant] for variant in VARIANTS]
+            bars = [
+                colours.get(variant, ORANGE if variant.startswith("bucket_cap") else GREEN)
+                for variant in VARIANTS
             ]
-            panel.barh(variants, middle, color=[colour(v) for v in variants])
-            panel.errorbar(middle, variants, xerr=spread, fmt="none", ecolor=GREY, capsize=2)
+            middle = [row["ms"] for row in values]
+            below = [row["ms"] - row["lowest"] for row in values]
+            above = [row["highest"] - row["ms"] for row in values]
+            panel.barh(VARIANTS, middle, color=bars)
+            panel.errorbar(
+                middle, VARIANTS, xerr=[below, above], fmt="none", ecolor=GREY, capsize=2
+            )
             for place, row in enumerate(values):
                 panel.annotate(
                     f"{row['ms']:.0f}",
@@ -76,34 +100,145 @@ def draw_network(path, rows):
                     va="center",
                     fontsize=8,
                 )
-            panel.set_title(network, fontsize=10)
+            panel.set_title(network)
             panel.set_xlabel("ms a step")
             panel.set_xlim(0, 1.25 * max(row["highest"] for row in values))
-            panel.spines[["top", "right"]].set_visible(False)
-        panels[0][0].invert_yaxis()  # the first variant on top
-        figure.tight_layout()
-        # Without the date the file depends on the figures alone, and on matplotlib's version.
-        figure.savefig(path, transparent=True, metadata={"Date": None})
-        pyplot.close(figure)
+        panels[0].invert_yaxis()  # the first variant on top
 
 
-def colour(variant):
-    return COLOURS.get(variant, BUCKETS if variant.startswith("bucket_cap") else REMEDY)
+def draw_prediction(path):
+    """Efficiency of two ranks with ResNet-18 by the speed of the network: estimated, measured."""
+    rows = network_rows()
+    with drawing(path, width=7) as (panel,):
+        for variant, colour in (("DDP", BLUE), ("bf16 hook", GREEN), ("PowerSGD", ORANGE)):
+            speeds = [10 * 10 ** (n / 20) for n in range(61)]  # 10 to 10,000 Mb/s
+            guesses = [estimate("resnet18", variant, "100mbit", speed) for speed in speeds]
+            compute = rows["resnet18", "no limit", "no communication"]["ms"]
+            panel.plot(speeds, [100 * compute / ms for ms in guesses], color=colour, label=variant)
+            for network in ("1gbit", "100mbit"):
+                ms = rows["resnet18", network, variant]["ms"]
+                alone = rows["resnet18", network, "no communication"]["ms"]
+                panel.plot(MEGABITS[network], 100 * alone / ms, "o", color=colour)
+        panel.set_xscale("log")
+        panel.set_xlabel("Mb/s of the network (lines: estimated, points: measured)")
+        panel.set_ylabel("efficiency, %")
+        panel.set_ylim(0, 105)
+        legend(panel, loc="lower right")
 
 
-def network_table(rows, model):
-    """Medians with lowest and highest, and the ratio to DDP, for each network."""
-    networks = names(rows, 1)
-    heads = ["variant", "MB a step", *(f"{network}: ms a step | to DDP" for network in networks)]
-    lines = [f"| {' | '.join(heads)} |", "| --- " * (2 + 2 * len(networks)) + "|"]
-    for variant in names(rows, 2):
-        cells = [variant, f"{rows[model, networks[0], variant]['MB']:.2f}"]
-        for network in networks:
-            row, ddp = rows[model, network, variant], rows[model, network, "DDP"]
-            cells.append(f"{short(row['ms'])} ({short(row['lowest'])} to {short(row['highest'])})")
-            cells.append(f"{row['ms'] / ddp['ms']:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def draw_variants(path):
+    """Images/s of the ConvNet: the median of each variant, with its lowest and highest turn."""
+    rows = read("speed")
+    names = {"bare": "bare", "ours": "ours", "ours_ddp": "DDP", "textbook": "textbook"}
+    colours = [GREY, GREEN, BLUE, RED]
+    with drawing(path, len(rows), sharey=True) as panels:
+        for panel, row in zip(panels, rows, strict=True):
+            turns = [row["turns"][variant] for variant in names]
+            middle = [statistics.median(values) for values in turns]
+            below = [m - min(values) for m, values in zip(middle, turns, strict=True)]
+            above = [max(values) - m for m, values in zip(middle, turns, strict=True)]
+            panel.bar(list(names.values()), middle, color=colours)
+            panel.errorbar(
+                list(names.values()),
+                middle,
+                yerr=[below, above],
+                fmt="none",
+                ecolor=GREY,
+                capsize=3,
+            )
+            processes = "1 process" if row["W"] == 1 else f"{row['W']} processes"
+            panel.set_title(f"{processes}, batch size {row['batch']}")
+        panels[0].set_ylabel("images/s of all processes")
+
+
+def draw_processes(path):
+    """Milliseconds of a step by processes on two cores, and those without any communication."""
+    rows = read("many")
+    processes = [row["W"] for row in rows]
+    ideal = [rows[0]["ms/step"] * max(1, count / 2) for count in processes]
+    with drawing(path, width=7) as (panel,):
+        panel.plot(processes, ideal, color=GREY, label="ideal: two cores share the work")
+        panel.plot(processes, [row["ms/step"] for row in rows], "o-", color=BLUE, label="measured")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(processes, [str(count) for count in processes])
+        panel.set_xlabel("processes")
+        panel.set_ylabel("ms a step")
+        legend(panel)
+
+
+def accuracy_rows(dataset, epochs, **wanted):
+    """Returns the rows of these runs of DDP, or of another way, sorted by processes and seed."""
+    wanted = {"dataset": dataset, "epochs": epochs, "way": "DDP"} | wanted
+    rows = [row for row in read("accuracy") if wanted.items() <= row.items()]
+    return sorted(rows, key=lambda row: (row["processes"], row["seed"]))
+
+
+def draw_accuracy(path):
+    """Test accuracy by global batch size, 64 images in each process: a dot for each seed."""
+    with drawing(path, len(ACCURACY), width=6) as panels:
+        for panel, (dataset, epochs) in zip(panels, ACCURACY.items(), strict=True):
+            rows = accuracy_rows(dataset, epochs, batch_size=64)
+            sizes = sorted({row["global_batch_size"] for row in rows})
+            means = [
+                statistics.mean(r["accuracy"] for r in rows if r["global_batch_size"] == size)
+                for size in sizes
+            ]
+            panel.plot(sizes, means, color=GREY, label="mean")
+            dots = [(row["global_batch_size"], row["accuracy"]) for row in rows]
+            panel.plot(*zip(*dots, strict=True), "o", color=BLUE, alpha=0.7, label="one seed each")
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(sizes, [str(size) for size in sizes])
+            panel.set_xlabel("global batch size")
+            panel.set_title(f"{TITLES[dataset]}, {count(epochs, 'epoch')}")
+            legend(panel)
+        panels[0].set_ylabel("test accuracy, %")
+
+
+def draw_memory(path):
+    """MB that a rank keeps with DDP, ZeRO-1 and FSDP2; a line for what the formula says."""
+    rows = [row for row in read("memory") if row["network"] == "one host"]
+    parts = {"weights": BLUE, "gradients": GREEN, "optimizer": ORANGE}
+    counts = sorted({row["processes"] for row in rows})
+    with drawing(path, len(counts), width=9, sharey=True) as panels:
+        for panel, processes in zip(panels, counts, strict=True):
+            found = {row["version"]: row for row in rows if row["processes"] == processes}
+            bottom = [0] * len(VERSIONS)
+            for part, colour in parts.items():
+                values = [found[version][part] for version in VERSIONS]
+                label = "momentum" if part == "optimizer" else part
+                panel.bar(VERSIONS, values, bottom=bottom, color=colour, label=label)
+                bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+            formula = [found[version]["formula"] for version in VERSIONS]
+            left = [place - 0.4 for place in range(len(VERSIONS))]
+            right = [place + 0.4 for place in range(len(VERSIONS))]
+            panel.hlines(formula, left, right, colors=GREY, label="formula")
+            panel.set_title(count(processes, "process", "es"))
+        panels[0].set_ylabel("MB of a rank")
+        panels[0].set_ylim(0, 180)  # room for the legend
+        legend(panels[-1])
+
+
+CHARTS = {
+    "network": draw_network,
+    "prediction": draw_prediction,
+    "variants": draw_variants,
+    "processes": draw_processes,
+    "accuracy": draw_accuracy,
+    "memory": draw_memory,
+}
+ACCURACY = {"mnist": 1}  # Data sets that were trained with three seeds, and for how many epochs.
+TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+
+
+def count(number, noun, plural="s"):
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def table(heads, rows):
+    """Returns a table in Markdown from the names of its columns and its rows of cells."""
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 def short(milliseconds):
@@ -111,63 +246,185 @@ def short(milliseconds):
     return f"{milliseconds:.1f}" if milliseconds < 100 else f"{milliseconds:.0f}"
 
 
-def estimate(compute, communication, variant):
-    """Milliseconds of a step, from those of computing it and of its bytes on the cable."""
-    backward = compute * 2 / 3
-    if variant in ("no overlap", "bucket_cap_mb 1000"):
-        overlap = 0  # The only all-reduce starts after backward.
+def with_spread(row):
+    return f"{short(row['ms'])} ({short(row['lowest'])} to {short(row['highest'])})"
+
+
+def network_table(model):
+    """Medians with lowest and highest, and the ratio to DDP, for each network."""
+    rows = network_rows()
+    heads = ["variant", "MB a step"]
+    for network in MEGABITS:
+        heads += [f"{network}: ms a step", "to DDP"]
+    lines = []
+    for variant in VARIANTS:
+        cells = [variant, f"{rows[model, 'no limit', variant]['MB']:.2f}"]
+        for network in MEGABITS:
+            row, ddp = rows[model, network, variant], rows[model, network, "DDP"]
+            cells += [with_spread(row), f"{row['ms'] / ddp['ms']:.1f}"]
+        lines.append(cells)
+    return table(heads, lines)
+
+
+def gain_table():
+    """How many times as fast as DDP a step of ResNet-18 becomes."""
+    rows = network_rows()
+
+    def gain(slow, fast, network):
+        gained = rows["resnet18", network, slow]["ms"] / rows["resnet18", network, fast]["ms"]
+        return f"{gained:.0f}" if gained >= 10 else f"{gained:.1f}"
+
+    lines = [["overlap, which DDP has", *(gain("bucket_cap_mb 1000", "DDP", n) for n in MEGABITS)]]
+    for variant in VARIANTS[2:6]:
+        lines.append([variant, *(gain("DDP", variant, network) for network in MEGABITS)])
+    return table(["technique", *MEGABITS], lines)
+
+
+def estimate(model, variant, network, megabits=None):
+    """Milliseconds of a step on a slow network, from what was measured without a limit.
+
+    Also from the megabytes on the cable, which headers and acknowledgements make a little more on a
+    slow cable. megabits: of another network, per second.
+    """
+    rows = network_rows()
+    unlimited = rows[model, "no limit", variant]["ms"]
+    communication = 8000 * rows[model, network, variant]["MB"] / (megabits or MEGABITS[network])
+    backward = rows[model, "no limit", "no communication"]["ms"] * 2 / 3
+    if model == "convnet" or variant in ("no overlap", "bucket_cap_mb 1000", "PowerSGD"):
+        overlap = 0  # There is one bucket, and its all-reduce starts after backward.
     elif variant == "no_sync over 4":
         overlap = backward / 4  # Only every fourth backward communicates.
+    elif variant == "batch times 4":
+        overlap = unlimited * 2 / 3  # A larger batch computes an image faster.
     else:
         overlap = backward
-    return compute + max(0, communication - overlap)
+    return unlimited + max(0, communication - overlap)
 
 
-def estimate_table(rows):
-    """ResNet-18: what was measured, what the formula says, and how far it is off."""
-    networks = [network for network in names(rows, 1) if network in MEGABITS]
-    heads = ["variant"]
+def estimate_table(model):
+    """What was measured, what the formula says, and how far it is off."""
+    rows, heads, lines = network_rows(), ["variant"], []
+    networks = [network for network, speed in MEGABITS.items() if speed]
     for network in networks:
         heads += [f"{network}: measured", "estimated", "off by"]
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for variant in names(rows, 2)[1:]:  # without that which does not communicate
+    for variant in VARIANTS:
         cells = [variant]
         for network in networks:
-            compute = rows["resnet18", network, "no communication"]["ms"]
-            row = rows["resnet18", network, variant]
-            communication = 1000 * row["MB"] * 8 / MEGABITS[network]
-            guess = estimate(compute, communication, variant)
+            row = rows[model, network, variant]
+            guess = estimate(model, variant, network)
             off = f"{100 * (guess / row['ms'] - 1):+.0f} %"
             cells += [short(row["ms"]), short(guess), off]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if variant != "no communication":
+            lines.append(cells)
+    return table(heads, lines)
 
 
-def tables():
-    """Returns the tables of the page by name."""
-    rows = load_network()
-    found = {f"network {model}": network_table(rows, model) for model in names(rows, 0)}
-    batch_size, turns = ({row[key] for row in rows.values()} for key in ("batch_size", "turns"))
-    images, most = ", ".join(map(str, sorted(batch_size))), max(turns)
-    machine = f"Measured on {read_network()['machine']}, with {images} images per rank in a step."
-    machine += f" {most} turns." if most > 1 else ""
-    return found | {"machine": machine, "estimate": estimate_table(rows)}
+def speed_table():
+    """Images/s of the ConvNet, and their ratios."""
+    names = ["bare", "ours", "ours_ddp", "textbook"]
+    ratios = ["ours/bare", "ddp/ours", "ours/textbook"]
+    heads = ["batch size per process", "processes", "bare", "ours", "DDP", "textbook"]
+    heads += ["ours / bare", "DDP / ours", "ours / textbook", "input's share"]
+    lines = []
+    for row in read("speed"):
+        cells = [row["batch"], row["W"], *(row[name] for name in names)]
+        cells += [f"{row[name]:.1f}" for name in ratios]
+        lines.append([*cells, f"{100 * row['input/ours']:.1f} %"])
+    return table(heads, lines)
+
+
+def processes_table():
+    rows = read("many")
+    heads = ["processes", *(str(row["W"]) for row in rows)]
+    lines = [["ms a step", *(f"{row['ms/step']:.1f}" for row in rows)]]
+    lines.append(["peak memory of a process, MiB", *(str(row["MiB"]) for row in rows)])
+    return table(heads, lines)
+
+
+def accuracy_table(**wanted):
+    """Test accuracy in per cent: a row for each number of processes, a column for each seed."""
+    heads, lines = ["data set", "processes", "batch size per process", "global", "steps"], []
+    for dataset, epochs in ACCURACY.items():
+        rows = accuracy_rows(dataset, epochs, **wanted)
+        for processes in sorted({row["processes"] for row in rows}):
+            found = [row for row in rows if row["processes"] == processes]
+            cells = [TITLES[dataset], processes, found[0]["batch_size"]]
+            cells += [found[0]["global_batch_size"], found[0]["steps"]]
+            lines.append([*cells, *(f"{row['accuracy']:.2f}" for row in found)])
+    return table([*heads, *(f"seed {seed}" for seed in range(3))], lines)
+
+
+def hooks_table():
+    """Test accuracy of the communication hooks on CIFAR-10 after five epochs."""
+    lines = []
+    for way in ("DDP", "bf16 hook", "PowerSGD"):
+        (row,) = accuracy_rows("cifar10", 5, way=way)
+        lines.append([way, f"{row['accuracy']:.2f}"])
+    return table(["gradients", "test accuracy, %"], lines)
+
+
+def memory_table():
+    """What the rank with the most keeps, and what it sends in a step."""
+    heads = ["processes", "script", "weights", "gradients", "momentum", "all three, MB", "formula"]
+    heads.append("sent in a step, MB")
+    names = ["weights", "gradients", "optimizer", "all", "formula", "sent"]
+    rows = [row for row in read("memory") if row["network"] == "one host"]
+    rows.sort(key=lambda row: (row["processes"], VERSIONS.index(row["version"])))
+    lines = [[row["processes"], row["version"], *(row[name] for name in names)] for row in rows]
+    return table(heads, lines)
+
+
+def memory_times():
+    """Milliseconds of a step with each version, by processes and network."""
+    rows = read("memory")
+    networks = ["one host", "1gbit", "100mbit"]
+    places = sorted(
+        {(row["processes"], row["network"]) for row in rows},
+        key=lambda place: (networks.index(place[1]), place[0]),
+    )
+    heads = ["processes", "network", *VERSIONS]
+    lines = []
+    for processes, network in places:
+        found = {
+            r["version"]: r for r in rows if (r["processes"], r["network"]) == (processes, network)
+        }
+        lines.append([processes, network, *(with_spread(found[name]) for name in heads[2:])])
+    return table(heads, lines)
+
+
+def machine():
+    """The processor and torch's version, the same in all files."""
+    (words,) = {json.loads(path.read_text())["machine"] for path in MEASURED.glob("*.json")}
+    return words
+
+
+TABLES = {
+    "network resnet18": lambda: network_table("resnet18"),
+    "network convnet": lambda: network_table("convnet"),
+    "gains": gain_table,
+    "estimate resnet18": lambda: estimate_table("resnet18"),
+    "estimate convnet": lambda: estimate_table("convnet"),
+    "speed": speed_table,
+    "processes": processes_table,
+    "accuracy, fixed global batch size": lambda: accuracy_table(global_batch_size=256),
+    "accuracy, fixed batch size per process": lambda: accuracy_table(batch_size=64),
+    "accuracy of the hooks": hooks_table,
+    "memory": memory_table,
+    "milliseconds": memory_times,
+}
 
 
 def write_tables(text):
-    """Returns the text of the page with its tables made new."""
-    for name, table in tables().items():
-        before, begin, rest = text.partition(f"<!-- table {name} -->\n")
-        _, end, after = rest.partition("<!-- end of table -->")
-        assert begin and end, f"{PAGE.name} has no place for the table {name}"
-        text = before + begin + table + "\n" + end + after
-    return text
+    """Returns the text of a page with its tables made new."""
+    return TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}", text)
 
 
 def main():
     IMAGES.mkdir(exist_ok=True)
-    draw_network(IMAGES / "network.svg", load_network())
-    PAGE.write_text(write_tables(PAGE.read_text()))
+    for name, draw in CHARTS.items():
+        draw(IMAGES / f"{name}.svg")
+    for page in PAGES:
+        page.write_text(write_tables(page.read_text()))
 
 
 if __name__ == "__main__":
