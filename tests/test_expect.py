@@ -29,6 +29,8 @@ def test_what_would_help():
     assert expect.step_seconds(2, 1, 25, 1, latency=0) == pytest.approx(1.2)
     # Of two buckets the first is sent during backward; of the second, all.
     assert expect.step_seconds(2, 1, 50, 1, latency=0) == pytest.approx(1.2)
+    # The bf16 hook has as many buckets as DDP, each with half the bytes.
+    assert expect.ways(2, 1, 50, 1)["bf16 hook"] == pytest.approx(1.1, abs=0.0001)
     found = expect.ways(2, 1, 25, 1)
     assert found == pytest.approx(
         {

@@ -8,17 +8,13 @@ import subprocess
 
 import pytest
 import torch
-from conftest import hosts_called
+from conftest import hosts_called, needs_hosts
 from launch import INIT, REPO, Launch, gave_up, page_commands
 
 ONE_EPOCH = ("--dataset", "synthetic", "-e", "1")
 SCRIPTS = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py")
 
 RESTARTS = "Fault tolerance and elastic training"
-
-needs_root = pytest.mark.skipif(
-    os.getuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"
-)
 
 
 def two_hosts(script, *options):
@@ -28,7 +24,7 @@ def two_hosts(script, *options):
 ACROSS = page_commands("docs/clusters.md", "Two hosts on one machine")
 
 
-@needs_root
+@needs_hosts
 @pytest.mark.parametrize(
     "command", [ACROSS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in ACROSS[1:])]
 )
@@ -39,7 +35,7 @@ def test_readme_command_runs_across_two_hosts(launch, name, command):
     assert run.own_err() == "", run.story()
 
 
-@needs_root
+@needs_hosts
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
@@ -59,7 +55,7 @@ def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
     assert [line["epoch"] for line in again.epochs()] == [2, 3][len(run.epochs()) - 1 :]
 
 
-@needs_root
+@needs_hosts
 @pytest.mark.slow
 def test_interface_that_is_wrong_or_missing(launch, name):
     """GLOO_SOCKET_IFNAME of another machine; and none, where the host's name leads nowhere."""
@@ -75,7 +71,7 @@ def test_interface_that_is_wrong_or_missing(launch, name):
     )
 
 
-@needs_root
+@needs_hosts
 @pytest.mark.slow
 def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     options = ("--dataset", "synthetic", "-e", "1000")
@@ -100,7 +96,7 @@ def test_two_hosts_says_what_it_needs(launch, tmp_path):
     assert run.err.startswith("two_hosts.sh needs root and the package iproute2"), run.story()
 
 
-@needs_root
+@needs_hosts
 @pytest.mark.parametrize("value", ["bad", "100", "0mbit", "-5mbit", "100mbit; true"])
 @pytest.mark.parametrize("setting", ["RATE", "DELAY"])
 def test_bad_rate_or_delay_is_answered_in_one_line(launch, name, setting, value):
@@ -110,9 +106,9 @@ def test_bad_rate_or_delay_is_answered_in_one_line(launch, name, setting, value)
     assert re.fullmatch(f"{setting}={value}: give a number and .+\n", run.err), run.story()
 
 
-@needs_root
+@needs_hosts
 def test_delay_works_or_says_what_the_kernel_lacks(launch, name):
-    """Hosts that could be set up are left standing by no kernel that cannot delay."""
+    """The fixture checks that no host is left, also where the kernel cannot delay."""
     settings = {"HOSTS": name, "NPROC": "1", "DELAY": "50ms"}
     run = launch([two_hosts(SCRIPTS[1], "--help")], env=settings).wait()
     if kernel_has_netem():
@@ -140,20 +136,7 @@ class Hosts:
         for host in self.names:
             ip("netns", "add", host)
         first, second = self.names
-        ip(
-            "-n",
-            first,
-            "link",
-            "add",
-            "eth0",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            second,
-        )
+        ip(*f"-n {first} link add eth0 type veth peer name eth0 netns {second}".split())
         for number, host in enumerate(self.names, start=1):
             ip("-n", host, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
             ip("-n", host, "link", "set", "eth0", "up")
@@ -176,7 +159,7 @@ def learning_rate(checkpoint, world_size, epochs, batch_size):
     return 0.1 * world_size * batch_size / 64 * min(done / 0.2, (1 - done) / 0.8)
 
 
-@needs_root
+@needs_hosts
 @pytest.mark.slow
 def test_elastic_host_leaves_and_comes_back(tmp_path, name):
     """torchrun --nnodes 1:2: alone from the checkpoint, then both again, at a rate to match."""

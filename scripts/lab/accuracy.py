@@ -11,7 +11,8 @@ processes and seed. It reads the test accuracy from the last line that the run p
     PowerSGD     with the patch of docs/cookbook.md, "PowerSGD"
 
 With --global-batch-size, the processes share this many images in a step. Otherwise each process
-takes --batch-size images. Prints the test accuracy in per cent, one column for each seed.
+takes --batch-size images. Prints the test accuracy in per cent, one column for each seed. With
+GPUs, there can be at most as many processes.
 """
 
 import argparse
@@ -65,20 +66,24 @@ def train(script, processes, batch_size, seed, args):
     return float(EPOCH.search(printed)[2])
 
 
-def rows_of(way, processes, args):
-    """Trains once for each seed; returns a row of results for each."""
+def compare_seeds(way, processes, args):
+    """Trains once for each seed; prints each accuracy, and writes it, as soon as it is there."""
     batch_size = args.batch_size
     if args.global_batch_size:
         batch_size = args.global_batch_size // processes
     row = {"dataset": args.dataset, "epochs": args.epochs, "way": way, "processes": processes}
     row |= {"batch_size": batch_size, "global_batch_size": processes * batch_size}
     row["steps"] = args.epochs * math.ceil(IMAGES[args.dataset] / processes / batch_size)
+    sizes = f"{batch_size:19d}{row['global_batch_size']:8d}{row['steps']:7d}"
+    print(f"{way:11}{processes:9d}{sizes}", end="", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         script = script_of(way, folder)
-        return [
-            row | {"seed": seed, "accuracy": train(script, processes, batch_size, seed, args)}
-            for seed in args.seeds
-        ]
+        for seed in args.seeds:
+            accuracy = train(script, processes, batch_size, seed, args)
+            print(f"{accuracy:8.2f}", end="", flush=True)
+            if args.json:
+                results.add_rows(args.json, [row | {"seed": seed, "accuracy": accuracy}], KEYS)
+    print()
 
 
 def parse_args():
@@ -101,6 +106,7 @@ def parse_args():
         parser.error("processes, epochs and batch sizes must be above 0")
     if args.global_batch_size and any(args.global_batch_size % n for n in args.processes):
         parser.error("--global-batch-size must be a multiple of each number of processes")
+    results.check(args.json)
     return args
 
 
@@ -111,15 +117,7 @@ def main():
     print(f"{args.dataset}, {args.epochs} epochs: test accuracy in %")
     print(f"way        processes  batch size of each, of all  steps{seeds}")
     for way, processes in itertools.product(args.ways, args.processes):
-        rows = rows_of(way, processes, args)
-        sizes = [rows[0][name] for name in ("batch_size", "global_batch_size", "steps")]
-        accuracies = "".join(f"{row['accuracy']:8.2f}" for row in rows)
-        print(
-            f"{way:11}{processes:9d}{sizes[0]:19d}{sizes[1]:8d}{sizes[2]:7d}{accuracies}",
-            flush=True,
-        )
-        if args.json:
-            results.add_rows(args.json, rows, KEYS)
+        compare_seeds(way, processes, args)
 
 
 if __name__ == "__main__":

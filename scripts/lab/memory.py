@@ -88,7 +88,7 @@ def measure(module, args, local_rank, device):
     with contextlib.redirect_stdout(io.StringIO()):  # without the lines of the epochs
         module.train(args, local_rank, device)
     module.train_one_epoch = train_one_epoch
-    most = torch.tensor(turns[1])
+    most = torch.tensor(turns[1], device=device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)  # of all ranks
     return most.tolist()
 
@@ -112,8 +112,8 @@ def row_of(name, turns):
 def print_table(rows):
     print("weights gradients optimizer     all formula |  ms: median lowest highest |  MB sent")
     for row in rows:
-        kept = [row[name] for name in ("weights", "gradients", "optimizer", "all", "formula")]
-        print("".join(f"{megabytes:8.1f}" for megabytes in kept), end=" | ")
+        sizes = [row[name] for name in ("weights", "gradients", "optimizer", "all", "formula")]
+        print("".join(f"{megabytes:8.1f}" for megabytes in sizes), end=" | ")
         times = [row[name] for name in ("ms", "lowest", "highest")]
         print("".join(f"{n:8d}" for n in times), f"| {row['sent']:8.1f} {row['version']}")
 
@@ -128,6 +128,9 @@ def parse_args():
     add("--repeats", type=int, default=3, help="turns of each version; default: 3")
     add("--json", type=Path, metavar="FILE", help="add the rows to this file")
     args = parser.parse_args()
+    if min(args.batch_size, args.steps, args.repeats) < 1:
+        parser.error("all numbers must be above 0")
+    results.check(args.json)
     # What the scripts read, too.
     rest = {"dataset": "cifar10", "data_root": None, "epochs": 2, "lr": 0.01, "seed": 0}
     rest |= {"amp": False, "checkpoint": None, "sync_bn": False, "backend": None, "timeout": 600}

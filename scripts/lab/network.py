@@ -41,6 +41,7 @@ from torchvision import models
 
 import mnmc_ddp_env
 
+KEYS = ("model", "batch_size", "network", "variant")  # What tells rows apart.
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # two_hosts.sh calls its cable eth0.
 MODELS = {
     "resnet18": (models.resnet18, (3, 32, 32)),  # ImageNet's 1000 classes: 46.8 MB of gradients
@@ -167,7 +168,9 @@ def parse_args():
     add("--matrix-rank", type=int, default=1, help="of PowerSGD's matrices; default: 1")
     add("--json", type=Path, metavar="FILE", help="add the results to this file")
     args = parser.parse_args()
-    if "RANK" not in os.environ or not SENT.exists():
+    results.check(args.json)
+    # Elsewhere eth0 is not what the ranks communicate through.
+    if "CABLE" not in os.environ or os.environ.get("WORLD_SIZE") != "2":
         parser.error("start it with NPROC=1 bash scripts/lab/two_hosts.sh scripts/lab/network.py")
     if args.steps < 4 or args.steps % 4 or min(args.repeats, args.batch_size, args.matrix_rank) < 1:
         parser.error("--steps must be a multiple of 4, the other numbers must be above 0")
@@ -184,7 +187,7 @@ def main():
         if dist.get_rank() == 0:
             print_table(rows)
             if args.json:
-                results.add_rows(args.json, rows, ("model", "network", "variant"))
+                results.add_rows(args.json, rows, KEYS)
     # PowerSGD's last callbacks may still run in gloo's threads, which must not be the ones to free
     # the group. After a barrier they have ended.
     dist.barrier()

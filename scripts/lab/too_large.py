@@ -22,12 +22,13 @@ from pathlib import Path
 # reads this when a process starts, so the process starts itself once more.
 if os.environ.get("MALLOC_MMAP_THRESHOLD_") != "65536":
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.execv(sys.executable, sys.orig_argv)
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,9 +58,10 @@ def shard_model():
     """Builds the model with FSDP2, so that no rank ever holds the whole of it."""
     with torch.device("meta"):  # Parameters with a shape and without memory.
         model = build_model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     model.to_empty(device="cpu")  # Now each rank allocates its own slices.
     torch.manual_seed(dist.get_rank())  # The slices of a parameter must differ.
     for parameter in model.parameters():

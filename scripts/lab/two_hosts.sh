@@ -5,15 +5,15 @@
 #   bash scripts/lab/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
 #   NPROC=1 bash scripts/lab/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
 #
-# Needs root and Debian's package iproute2; with GPUs add --backend gloo, because both hosts have
-# the same ones. Settings: those of env.sh, and
+# Needs root and Debian's package iproute2. With GPUs add --backend gloo, or for the programs of
+# scripts/lab set CUDA_VISIBLE_DEVICES="", because both hosts have the same GPUs. Settings: those of env.sh, and
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
 #   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
 #   DELAY  how long each packet is under way, such as 10ms (default: no delay); needs a kernel with
 #          netem
-#   OMP_NUM_THREADS  threads of each process (default: half of what env.sh counts, because the hosts
-#          share the cores)
+#   OMP_NUM_THREADS  threads of each process (default: half of what env.sh counts, at least 1,
+#          because the hosts share the cores)
 #   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: eth0, which both hosts have)
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
@@ -33,7 +33,7 @@ if ! [[ "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 # Both hosts have the same cores, which env.sh has counted for one of them.
-[ "$OMP_NUM_THREADS" != "${ENV_SH_THREADS:-}" ] || export OMP_NUM_THREADS="$(((OMP_NUM_THREADS + 1) / 2))"
+[ "$OMP_NUM_THREADS" != "${ENV_SH_THREADS:-}" ] || export OMP_NUM_THREADS="$((OMP_NUM_THREADS > 1 ? OMP_NUM_THREADS / 2 : 1))"
 # network.py, memory.py and timeline.py say in their results what the cable was.
 export CABLE="${RATE:-no limit}${DELAY:+, delay $DELAY}"
 HOSTS="${HOSTS:-ddp$$}"
@@ -48,9 +48,12 @@ commands=()
 
 # shellcheck disable=SC2317  # the trap calls it
 take_down() {
+    local host pids
     for host in "${HOSTS}0" "${HOSTS}1"; do
-        for pid in $(ip netns pids "$host" 2>/dev/null); do
-            kill -KILL "$pid" 2>/dev/null || true
+        # Again until none is left, because a process can start another meanwhile.
+        while pids="$(ip netns pids "$host" 2>/dev/null)" && [ -n "$pids" ]; do
+            # shellcheck disable=SC2086  # one word for each process
+            kill -KILL $pids 2>/dev/null || true
         done
         ip netns delete "$host" 2>/dev/null || true
     done
