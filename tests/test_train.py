@@ -80,6 +80,7 @@ def test_cifar10_from_batches(launch, tmp_path):
         assert epoch["count"] == 11
 
 
+@pytest.mark.slow
 def test_amp_on_cpu_learns_as_well_as_fp32(launch):
     """In bf16 the loss falls, to other numbers, and to an accuracy within a point."""
     options = ("--dataset", "synthetic", "-e", "2")

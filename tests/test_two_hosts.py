@@ -25,9 +25,8 @@ ACROSS = page_commands("docs/clusters.md", "Two hosts on one machine")
 
 
 @needs_hosts
-@pytest.mark.parametrize(
-    "command", [ACROSS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in ACROSS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ACROSS)
 def test_readme_command_runs_across_two_hosts(launch, name, command):
     run = launch([["bash", "-c", command]], env={"HOSTS": name}).succeeded()
     assert [row[:3] for row in run.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
