@@ -12,7 +12,7 @@
 set -euo pipefail
 export NPROC=2
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if ! { python -c 'import matplotlib, pytest, pytest_timeout, xdist' && command -v ruff && command -v py-spy; } &>/dev/null; then
+if ! { python -c 'import matplotlib, pytest, pytest_timeout, ruff, xdist' && command -v py-spy; } &>/dev/null; then
     python -m pip install --quiet -r "$REPO/tests/requirements.txt"
 fi
 markers="not slow and not stress"
