@@ -9,7 +9,7 @@ Eight things turn a script into a DDP script: 1 join the process group, 2 take y
 download once, 4 take your own shard, 5 wrap the model, 6 scale the learning rate, 7 add up the
 metrics, and print and save on one rank, 8 leave. Numbered comments mark them; 2 comes before 1.
 
-    # One machine, two processes. On one GPU add --backend gloo: nccl needs a GPU each.
+    # One machine, two processes. If they share a GPU, add --backend gloo.
     torchrun --nproc-per-node 2 mnmc_ddp_env.py --dataset synthetic
     # Two machines, a line on each, a process for each GPU; 192.0.2.1 is the address of the first:
     torchrun --nnodes 2 --node-rank 0 --master-addr 192.0.2.1 --nproc-per-node gpu mnmc_ddp_env.py
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # prevents an abort at exit: see mark 8
+import torch.distributed.nn  # not used: see mark 8 and docs/gloo_abort_at_exit.md
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -49,8 +49,7 @@ def parse_args():
     add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on CPUs")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over the images of all ranks (GPU)")
-    args = parser.parse_args()
-    return args
+    return parser.parse_args()
 
 
 def setup_distributed(args):
@@ -59,7 +58,7 @@ def setup_distributed(args):
         sys.exit("start this script with torchrun: torchrun --nproc-per-node 2 mnmc_ddp_env.py")
     local_rank = int(os.environ["LOCAL_RANK"])  # torchrun has set it.
     # 2 Take your own GPU. The local rank is the number of a process on its node. If it is larger
-    # than the last GPU's number, % starts again at GPU 0: with gloo, processes can share a GPU.
+    # than the last GPU's number, % starts again at GPU 0, so that processes share the GPUs.
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)  # Now "cuda" without a number means this GPU.
@@ -75,7 +74,7 @@ def setup_distributed(args):
         # processes meet at that address and port.
         init_method="env://",
         timeout=timedelta(seconds=args.timeout),
-        # With device_id nccl connects here, and not at its first use: a network fault shows early.
+        # With device_id, nccl opens its connections now, so that a network fault shows here.
         device_id=device if backend == "nccl" else None,
     )
     print(
@@ -93,21 +92,21 @@ def train(args, local_rank, device):
     # In a collective call (barrier, broadcast, all_reduce) a rank waits for the others. All ranks
     # must make the same collective calls in the same order, or some wait until the time-out.
 
-    # 3 Download once. The ranks load in three turns: rank 0 downloads, then the first process of
-    # each other node, which may have a data folder of its own. The rest find the files there.
+    # 3 Download once. Rank 0 loads first, and downloads. Then the first process of each other node
+    # does, because a node may have a data folder of its own. The third turn is for all other ranks.
     my_turn = 0 if rank == 0 else 1 if local_rank == 0 else 2
     for turn in range(3):
         if turn == my_turn:
             train_set = load_split(args.dataset, args.data_root, train=True)
             test_set = load_split(args.dataset, args.data_root, train=False)
-        dist.barrier()  # After each turn all ranks wait here for one another.
+        dist.barrier()  # Here all ranks wait for one another, in each turn.
     # 4 Take your own shard. In each step the ranks average their gradients, so all need the same
     # number of steps. DistributedSampler repeats a few images to make the shards equally long.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # Test shards repeat no image. They may differ by one: the test loop has no collective calls.
+    # Test shards repeat no image and may differ by one: the test loop waits for no other rank.
     test_set = Subset(test_set, range(rank, len(test_set), world_size))
-    # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
-    # train_set[list], one index operation on tensors, which is much faster than image by image.
+    # batches yields lists of indices. With batch_size=None the loader returns train_set[list] for
+    # each list: one index operation on tensors, which is much faster than image by image.
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type == "cuda"  # A GPU can copy from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batches, batch_size=None, pin_memory=pin)
@@ -118,33 +117,31 @@ def train(args, local_rank, device):
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # 5 Wrap the model. DDP gives all ranks the weights of rank 0. In each backward it averages the
-    # gradients over all ranks, one bucket at a time. A bucket is a buffer with the gradients of
-    # several parameters, and is sent while backward computes the next bucket. With
-    # gradient_as_bucket_view, each .grad is a part of its bucket, and need not be copied from it.
+    # 5 Wrap the model. DDP copies the weights of rank 0 to all ranks. In each backward it averages
+    # the gradients over all ranks, bucket by bucket. A bucket holds the gradients of several
+    # parameters, and is sent while backward computes the next bucket. gradient_as_bucket_view makes
+    # every .grad a view into its bucket, which saves memory.
     parallel_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # The wrapper has no weights of its own: it trains those of model. We test model: the wrapper's
-    # forward can broadcast buffers, and a rank with one more test batch would wait. We save model:
-    # the wrapper's state_dict has names that other scripts do not expect ("module.…").
+    # The wrapper has no weights of its own: it trains those of model. We test model, because the
+    # wrapper's forward can wait for other ranks: it copies buffers, BatchNorm's statistics, from
+    # rank 0. We save model, because the wrapper's state_dict has other names ("module.…").
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    start_epoch = 0
-    if args.checkpoint:
-        start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
+    start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
     if rank == 0 and start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Each epoch and rank augments with its own seed: a resumed run equals an uninterrupted one.
+        # Each epoch and rank augments by its own seed: a resumed run gives the same result.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
         seconds = time.perf_counter() - started
         correct, count = evaluate(model, test_loader, device)
         if rank > 0:
-            continue  # 7 Print and save on one rank: all have the same metrics and weights.
+            continue  # 7 Only rank 0 prints and saves. The others have the same results.
         if args.checkpoint:
             save_checkpoint(args.checkpoint, model, optimizer, epoch + 1)
         print(
@@ -159,9 +156,9 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections. With gloo, a bug in torch can abort Python at exit. Two things
-    # in this script prevent it: train() has returned, so the DDP model is gone by now, and the line
-    # "import torch.distributed.nn" runs before mark 1. docs/gloo_abort_at_exit.md has the details.
+    # 8 Leave: close the connections. With gloo, Python can crash at exit if anything still holds
+    # the process group. The DDP model did until train() returned. Default arguments of functions in
+    # torch.distributed.nn would, if DDP were the first to import it: then the group exists already.
     dist.destroy_process_group()
 
 
@@ -174,13 +171,12 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate is the lower of two straight lines: in the first fifth of the training
-        # it rises from 0 to peak_lr, then it falls back to 0. No scheduler state needs saving.
+        # In the first fifth of the training the learning rate rises from 0 to peak_lr, then it
+        # falls back to 0. It follows from done alone: there is no scheduler state to save.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs  # fraction of the training
         for group in optimizer.param_groups:
-            group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+            group["lr"] = peak_lr * (done / 0.2 if done < 0.2 else (1 - done) / 0.8)
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         if args.dataset == "cifar10":
             images = augment(images)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=args.amp):
@@ -201,9 +197,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, loader, device):
     """Returns (correct images, images) over all ranks; computes in float32, also with --amp."""
-    # BatchNorm's statistics are buffers: they have no gradients to average. Before each training
-    # step DDP copies those of rank 0 to all ranks. After the last step they differ, because each
-    # rank has seen another batch. Copy once more: all ranks then test the model that rank 0 saves.
+    # In training, the wrapper's forward copies the buffers of rank 0 to all ranks, and then each
+    # rank updates its own. Copy them once more after the last update, so that all ranks test the
+    # model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -226,11 +222,10 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # If the folder cannot be made, say so before the training, and not after its first epoch.
+    # The folder for saving: if it cannot be made, fail now and not after the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Rank 0 says whether there is a file, and all ranks read it: the folder must be one that all
-    # nodes share. Without this broadcast, a rank that does not see the file would train other
-    # epochs than the rest. With it, such a rank stops here: it cannot read the file.
+    # Rank 0 decides whether to resume, so that all ranks train the same epochs. All ranks read the
+    # file: all nodes must share its folder, or torch.load fails on some.
     found = [path.exists()]
     dist.broadcast_object_list(found, src=0)  # puts rank 0's answer into every rank's list
     if not found[0]:
@@ -269,8 +264,8 @@ class ConvNet(nn.Module):
 def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
-        # ResNet-18 was made for ImageNet: it shrinks 32 x 32 pixels to 8 x 8 at once. It is fast
-        # here, and reaches 75% in 5 epochs. zero_init_residual helps to train with large batches.
+        # ResNet-18 was made for larger images. Its first layers shrink 32 x 32 pixels to 8 x 8, so
+        # it is fast here. It reaches 75% in 5 epochs. zero_init_residual helps large batches.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -278,7 +273,8 @@ def build_model(dataset):
 def load_split(dataset, data_root, train):
     """Returns the training or test split: images uint8 (N, C, H, W) and labels int64 (N,)."""
     if dataset == "synthetic":
-        # Ten random templates under strong noise, the same templates for training and test.
+        # Each class is a random template of 7 x 7 pixels, enlarged to 28 x 28, under strong noise.
+        # Training and test have the same templates, and their own labels and noise.
         generator = torch.Generator().manual_seed(0)
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
@@ -298,13 +294,11 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # All 9 x 9 windows of each padded image, as a view of shape (N, C, 9, 9, H, W): an unfold
-    # replaces a dimension by the 9 places where a window can begin, and appends its pixels.
-    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
-    top, left = torch.randint(9, (2, n), device=images.device)
-    windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)
-    # Image i becomes windows[i, top[i], left[i]].
-    images = windows[torch.arange(n, device=images.device), top, left]
+    padded = F.pad(images, (4, 4, 4, 4))
+    corners = torch.randint(9, (n, 2)).tolist()  # where the window of each image begins: 0 to 8
+    images = torch.stack(
+        [padded[i, :, y : y + height, x : x + width] for i, (y, x) in enumerate(corners)]
+    )
     mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 

@@ -35,11 +35,7 @@ def parse_args():
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
     add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
-    args = parser.parse_args()
-    if args.amp and torch.cuda.device_count() > 1:
-        # Autocast's dtype holds for one thread; the threads of DataParallel would use float16.
-        parser.error("--amp needs a single GPU in this script: set CUDA_VISIBLE_DEVICES")
-    return args
+    return parser.parse_args()
 
 
 def train(args, device):
@@ -47,8 +43,8 @@ def train(args, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     sampler = RandomSampler(train_set)
-    # Each item of batches is a list of indices. With batch_size=None the loader fetches a batch as
-    # train_set[list], one index operation on tensors, which is much faster than image by image.
+    # batches yields lists of indices. With batch_size=None the loader returns train_set[list] for
+    # each list: one index operation on tensors, which is much faster than image by image.
     batches = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type == "cuda"  # A GPU can copy from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batches, batch_size=None, pin_memory=pin)
@@ -63,15 +59,13 @@ def train(args, device):
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    start_epoch = 0
-    if args.checkpoint:
-        start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
+    start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
     if start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # The sampler and augment() use torch's global generator. Seed and epoch decide what it
-        # draws, so a resumed run equals an uninterrupted one.
+        # RandomSampler and augment() draw from torch's global generator. Because each epoch has its
+        # own seed, a resumed run gives the same result as one that was not interrupted.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
@@ -89,6 +83,9 @@ def train(args, device):
 
 def main():
     args = parse_args()
+    if args.amp and torch.cuda.device_count() > 1:
+        # Autocast's dtype holds for one thread; the threads of DataParallel would use float16.
+        sys.exit("--amp needs a single GPU in this script: set CUDA_VISIBLE_DEVICES")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     print(f"[init] {device}", flush=True)
     train(args, device)
@@ -102,13 +99,12 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None)
     for step, (images, labels) in enumerate(bar):
-        # The learning rate is the lower of two straight lines: in the first fifth of the training
-        # it rises from 0 to peak_lr, then it falls back to 0. No scheduler state needs saving.
+        # In the first fifth of the training the learning rate rises from 0 to peak_lr, then it
+        # falls back to 0. It follows from done alone: there is no scheduler state to save.
         done = (epoch + (step + 0.5) / len(loader)) / args.epochs  # fraction of the training
         for group in optimizer.param_groups:
-            group["lr"] = peak_lr * min(done / 0.2, (1 - done) / 0.8)
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+            group["lr"] = peak_lr * (done / 0.2 if done < 0.2 else (1 - done) / 0.8)
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         if args.dataset == "cifar10":
             images = augment(images)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=args.amp):
@@ -147,7 +143,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # If the folder cannot be made, say so before the training, and not after its first epoch.
+    # The folder for saving: if it cannot be made, fail now and not after the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return 0
@@ -185,8 +181,8 @@ class ConvNet(nn.Module):
 def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
-        # ResNet-18 was made for ImageNet: it shrinks 32 x 32 pixels to 8 x 8 at once. It is fast
-        # here, and reaches 75% in 5 epochs. zero_init_residual helps to train with large batches.
+        # ResNet-18 was made for larger images. Its first layers shrink 32 x 32 pixels to 8 x 8, so
+        # it is fast here. It reaches 75% in 5 epochs. zero_init_residual helps large batches.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -194,7 +190,8 @@ def build_model(dataset):
 def load_split(dataset, data_root, train):
     """Returns the training or test split: images uint8 (N, C, H, W) and labels int64 (N,)."""
     if dataset == "synthetic":
-        # Ten random templates under strong noise, the same templates for training and test.
+        # Each class is a random template of 7 x 7 pixels, enlarged to 28 x 28, under strong noise.
+        # Training and test have the same templates, and their own labels and noise.
         generator = torch.Generator().manual_seed(0)
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
@@ -214,13 +211,11 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # All 9 x 9 windows of each padded image, as a view of shape (N, C, 9, 9, H, W): an unfold
-    # replaces a dimension by the 9 places where a window can begin, and appends its pixels.
-    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
-    top, left = torch.randint(9, (2, n), device=images.device)
-    windows = windows.permute(0, 2, 3, 1, 4, 5)  # (N, 9, 9, C, H, W)
-    # Image i becomes windows[i, top[i], left[i]].
-    images = windows[torch.arange(n, device=images.device), top, left]
+    padded = F.pad(images, (4, 4, 4, 4))
+    corners = torch.randint(9, (n, 2)).tolist()  # where the window of each image begins: 0 to 8
+    images = torch.stack(
+        [padded[i, :, y : y + height, x : x + width] for i, (y, x) in enumerate(corners)]
+    )
     mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 

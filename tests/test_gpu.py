@@ -90,4 +90,4 @@ def test_data_parallel_on_what_is_there(launch):
     assert run.out.startswith("[init] cuda:0\n")
     if torch.cuda.device_count() > 1:
         refused = launch("snmc_dp.py", 1, *SYNTHETIC, "--amp").wait()
-        assert refused.codes == [2] and re.search("needs a single GPU", refused.err)
+        assert refused.codes == [1] and re.search("needs a single GPU", refused.err)
