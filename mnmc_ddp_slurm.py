@@ -175,8 +175,8 @@ def main():
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
     # 8 Leave: close the connections. With gloo, Python can crash at exit if anything still holds
-    # the process group. The DDP model did until train() returned. Default arguments of functions in
-    # torch.distributed.nn would, if DDP were the first to import it: then the group exists already.
+    # the process group. The DDP model did until train() returned. torch.distributed.nn could: its
+    # default arguments hold the group that exists at its import. So it is imported before mark 1.
     dist.destroy_process_group()
 
 
@@ -226,7 +226,7 @@ def evaluate(model, loader, device):
         logits = model(images.to(device).float() / 127.5 - 1)
         totals[0] += (logits.argmax(1) == labels.to(device)).sum()
         totals[1] += len(labels)
-    dist.all_reduce(totals)  # 7
+    dist.all_reduce(totals)  # 7 Add up the counts.
     return totals.tolist()
 
 
@@ -240,7 +240,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # The folder for saving: if it cannot be made, fail now and not after the first epoch.
+    # Make the folder for saving now: if that fails, no epoch is lost.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Rank 0 decides whether to resume, so that all ranks train the same epochs. All ranks read the
     # file: all nodes must share its folder, or torch.load fails on some.

@@ -135,7 +135,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # The folder for saving: if it cannot be made, fail now and not after the first epoch.
+    # Make the folder for saving now: if that fails, no epoch is lost.
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return 0
