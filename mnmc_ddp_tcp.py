@@ -141,7 +141,7 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Each epoch and rank augments by its own seed: a resumed run gives the same result.
+        # A seed for each epoch and rank: a resumed run augments as one that was not interrupted.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(parallel_model, loader, optimizer, epoch, args, device)
@@ -232,7 +232,7 @@ def load_checkpoint(path, model, optimizer):
     # Make the folder for saving now: if that fails, no epoch is lost.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Rank 0 decides whether to resume, so that all ranks train the same epochs. All ranks read the
-    # file: all nodes must share its folder, or torch.load fails on some.
+    # file, so all nodes must share its folder.
     found = [path.exists()]
     dist.broadcast_object_list(found, src=0)  # puts rank 0's answer into every rank's list
     if not found[0]:
