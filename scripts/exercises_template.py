@@ -3,7 +3,7 @@
     python scripts/exercises.py judge FILE
 
 Two processes have joined a gloo process group. Both call each function with the same arguments,
-where the docstring says nothing else.
+unless its docstring says otherwise.
 """
 
 import torch
@@ -24,7 +24,9 @@ def evaluate(model, images, labels):
     """Returns (correct, count) as two integers: of all test images, each tested exactly once.
 
     Every rank is given all images and labels, tests its part of them, and returns the numbers of
-    all ranks together. model(images) gives logits (N, classes). The model comes from the training.
+    all ranks together. model(images) gives logits (N, classes). The model comes from the training:
+    its parameters are the same on all ranks. Its buffers, such as BatchNorm's statistics, can
+    differ. All ranks test with the buffers of rank 0.
     """
     raise NotImplementedError
 

@@ -1,19 +1,29 @@
 #!/usr/bin/env bash
 # Starts all ranks of mnmc_ddp_tcp.py on this machine, waits for them, and ends all when one fails.
-# Arguments go through to the script. Needs bash 4.3 or newer.
+# Arguments go through to the script.
 #
 #   bash scripts/mnmc_ddp_tcp.sh --dataset synthetic --epochs 1
 #   NPROC=4 INIT_METHOD=file:///tmp/meeting-point bash scripts/mnmc_ddp_tcp.sh
 #
 # Settings: those of env.sh, and
-#   INIT_METHOD  where the ranks meet (default: tcp://127.0.0.1 with a free port)
+#   INIT_METHOD  where the ranks meet (default: file:// of a new temporary file)
+#   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: lo)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-INIT_METHOD="${INIT_METHOD:-tcp://127.0.0.1:$(free_port)}"
+meeting_point="$(mktemp)"
+INIT_METHOD="${INIT_METHOD:-file://$meeting_point}"
+# On lo no other machine reaches the ranks (docs/security.md).
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
 
 ranks=()
-# A stopped process takes SIGTERM only when it continues.
-trap 'kill "${ranks[@]}" 2>/dev/null || true; kill -CONT "${ranks[@]}" 2>/dev/null || true; wait' EXIT
+# shellcheck disable=SC2317  # the trap calls it
+end_ranks() {
+    kill "${ranks[@]}" 2>/dev/null || true
+    kill -CONT "${ranks[@]}" 2>/dev/null || true  # A stopped process takes SIGTERM when it continues.
+    wait
+    rm -f "$meeting_point"
+}
+trap end_ranks EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 for ((rank = 0; rank < NPROC; rank++)); do
@@ -21,6 +31,15 @@ for ((rank = 0; rank < NPROC; rank++)); do
         --rank "$rank" "$@" &
     ranks+=("$!")
 done
-for ((rank = 0; rank < NPROC; rank++)); do
-    wait -n  # the first that fails ends this script, and the trap ends the others
+# The first rank that fails ends this script with its status, and the trap ends the others. wait -n
+# would do it, but it can forget a rank that ends at the same moment as another.
+running=("${ranks[@]}")
+while [ "${#running[@]}" -gt 0 ]; do
+    sleep 0.1
+    for rank in "${!running[@]}"; do
+        if ! kill -0 "${running[rank]}" 2>/dev/null; then
+            wait "${running[rank]}"
+            unset "running[rank]"
+        fi
+    done
 done

@@ -9,11 +9,18 @@
 #   DATASET  synthetic (default: needs no download), mnist or cifar10
 #   EPOCHS   default: 1
 #   NPROC    processes of the DDP scripts (default here: 2)
+#   SRUN     1: start mnmc_ddp_slurm.py by srun, as a job or in the job that you are in (default: by
+#            torchrun, because on a login node srun would queue a job and wait for it)
 set -euo pipefail
+case " $*" in
+    *" --c"*)
+        echo "--checkpoint names one file, and each of the six scripts needs its own: start them one by one" >&2
+        exit 2
+        ;;
+esac
 export NPROC="${NPROC:-2}"
-threads_asked_for="${OMP_NUM_THREADS:-}"
-[ "$threads_asked_for" != "${ENV_SH_THREADS:-}" ] || threads_asked_for=""  # env.sh counted them
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+echo "Each script prints [init] when it has started, nothing while it trains, and a line at the end of an epoch."
 options=(--dataset "${DATASET:-synthetic}" --epochs "${EPOCHS:-1}" "$@")
 ddp_options=("${options[@]}")
 gpus="$(gpu_count)"
@@ -23,12 +30,16 @@ fi
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
 rows=()
+expected="with synthetic images some ten seconds on two idle cores, minutes on busy ones (OMP_WAIT_POLICY=passive helps) or with cifar10"
 
-# run SCRIPT LAUNCHED_BY PROCESSES COMMAND...: runs the command and adds a row to the table.
+# run SCRIPT LAUNCHED_BY PROCESSES COMMAND...: says what it runs and about how long that takes, runs the
+# command, and adds a row to the table.
 run() {
-    local script="$1" launched_by="$2" processes="$3"
+    local script="$1" launched_by="$2" processes="$3" start="$SECONDS" plural=es
     shift 3
-    printf '\n== %s, launched by %s\n' "$script" "$launched_by"
+    [ "$processes" -gt 1 ] || plural=
+    printf '\n== %s with %s process%s, launched by %s\n' "$script" "$processes" "$plural" "$launched_by"
+    printf '   %s\n' "$expected"
     if ! "$@" 2>&1 | tee "$log"; then
         echo "$script failed: its output is above" >&2
         exit 1
@@ -39,19 +50,19 @@ run() {
         /^epoch / { seconds += $(NF - 1) }
         END { printf "%-18s %-24s %9d %13s %9d %9.1f", script, launched_by, processes, accuracy, speed, seconds }
     ' "$log")")
+    expected="about as long as $script, which took $((SECONDS - start)) seconds"
 }
 
 cd "$REPO"
-# One process may have all the cores: env.sh above has counted the threads of NPROC processes.
-OMP_NUM_THREADS="$threads_asked_for" run snsc.py python 1 bash scripts/snsc.sh "${options[@]}"
-OMP_NUM_THREADS="$threads_asked_for" run snmc_dp.py python 1 bash scripts/snmc_dp.sh "${options[@]}"
+run snsc.py python 1 bash scripts/snsc.sh "${options[@]}"
+run snmc_dp.py python 1 bash scripts/snmc_dp.sh "${options[@]}"
 run mnmc_ddp_tcp.py "python, once per rank" "$NPROC" bash scripts/mnmc_ddp_tcp.sh "${ddp_options[@]}"
 run mnmc_ddp_env.py torchrun "$NPROC" bash scripts/mnmc_ddp_env.sh "${ddp_options[@]}"
 run mnmc_ddp_mp.py "python, spawns workers" "$NPROC" bash scripts/mnmc_ddp_mp.sh "${ddp_options[@]}"
-if command -v scontrol >/dev/null && timeout 5 scontrol ping >/dev/null 2>&1; then
+if [ "${SRUN:-0}" = 1 ]; then
     run mnmc_ddp_slurm.py srun "$NPROC" srun --ntasks "$NPROC" python mnmc_ddp_slurm.py "${ddp_options[@]}"
 else
-    run mnmc_ddp_slurm.py "torchrun (no Slurm here)" "$NPROC" torchrun --standalone \
+    run mnmc_ddp_slurm.py "torchrun (SRUN=1: srun)" "$NPROC" torchrun --standalone \
         --nproc-per-node "$NPROC" mnmc_ddp_slurm.py "${ddp_options[@]}"
 fi
 

@@ -12,7 +12,7 @@
 set -euo pipefail
 export NPROC=2
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if ! { python -c 'import matplotlib, pytest, pytest_timeout, ruff, xdist' && command -v py-spy; } &>/dev/null; then
+if ! { python -c 'import matplotlib, psutil, pytest, pytest_timeout, ruff, xdist' && command -v py-spy; } &>/dev/null; then
     python -m pip install --quiet -r "$REPO/tests/requirements.txt"
 fi
 markers="not slow and not stress"
@@ -21,16 +21,11 @@ if [ "${1:-}" = --all ]; then
     shift
 fi
 cd "$REPO"
-# The tests count on gloo and the CPU, but for those that need a GPU.
-case " $* " in
-    *" gpu "*) ;;
-    *) export CUDA_VISIBLE_DEVICES="" ;;
-esac
 # All tests, unless some are named.
 files=(tests)
 for word in "$@"; do
     case "$word" in tests/*) files=() ;; esac
 done
 # Two test files at a time: launches spend much of their time waiting.
-exec python -m pytest -c tests/pytest.ini --rootdir . -n 2 --dist loadfile --no-loadscope-reorder \
+exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
     -m "$markers" "${files[@]}" "$@"

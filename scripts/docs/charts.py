@@ -10,17 +10,20 @@ import contextlib
 import json
 import re
 import statistics
+from functools import partial
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 MEASURED = REPO / "docs" / "measured"
 IMAGES = REPO / "docs" / "images"
-PAGES = [REPO / "docs" / name for name in ("performance.md", "beyond_ddp.md")]
+NAMES = ("performance.md", "slow_network.md", "predict.md", "beyond_ddp.md")
+PAGES = [REPO / "docs" / name for name in NAMES]
 TABLE = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 GREY = "#808080"  # readable on white and on black
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, RED, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+BUCKETS = [BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", RED]  # and again from the first
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "the same names in every run",
@@ -50,7 +53,7 @@ def network_rows():
 
 
 @contextlib.contextmanager
-def drawing(path, columns=1, width=10, **options):
+def drawing(path, columns=1, width=10, height=3.6, **options):
     """Gives the panels of a chart, side by side, and writes it as an SVG."""
     import matplotlib
 
@@ -58,7 +61,7 @@ def drawing(path, columns=1, width=10, **options):
     from matplotlib import pyplot
 
     with pyplot.rc_context(STYLE):
-        size = (width, 3.6)
+        size = (width, height)
         figure, panels = pyplot.subplots(1, columns, figsize=size, squeeze=False, **options)
         yield panels[0]
         for panel in panels[0]:
@@ -72,6 +75,19 @@ def drawing(path, columns=1, width=10, **options):
 
 def legend(panel, **options):
     panel.legend(frameon=False, fontsize=9, **options)
+
+
+def label_bars(panel, rows):
+    """Writes the milliseconds of each row to the right of its bar."""
+    for position, row in enumerate(rows):
+        panel.annotate(
+            f"{row['ms']:.0f}",
+            (row["highest"], position),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
 
 
 def draw_network(path):
@@ -89,18 +105,9 @@ def draw_network(path):
             below = [row["ms"] - row["lowest"] for row in values]
             above = [row["highest"] - row["ms"] for row in values]
             panel.barh(VARIANTS, middle, color=bars)
-            panel.errorbar(
-                middle, VARIANTS, xerr=[below, above], fmt="none", ecolor=GREY, capsize=2
-            )
-            for place, row in enumerate(values):
-                panel.annotate(
-                    f"{row['ms']:.0f}",
-                    (row["highest"], place),
-                    xytext=(4, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8,
-                )
+            spread = {"fmt": "none", "ecolor": GREY, "capsize": 2}
+            panel.errorbar(middle, VARIANTS, xerr=[below, above], **spread)
+            label_bars(panel, values)
             panel.set_title(network)
             panel.set_xlabel("ms a step")
             panel.set_xlim(0, 1.25 * max(row["highest"] for row in values))
@@ -211,13 +218,79 @@ def draw_memory(path):
                 panel.bar(VERSIONS, values, bottom=bottom, color=colour, label=label)
                 bottom = [low + value for low, value in zip(bottom, values, strict=True)]
             formula = [found[version]["formula"] for version in VERSIONS]
-            left = [place - 0.4 for place in range(len(VERSIONS))]
-            right = [place + 0.4 for place in range(len(VERSIONS))]
+            left = [position - 0.4 for position in range(len(VERSIONS))]
+            right = [position + 0.4 for position in range(len(VERSIONS))]
             panel.hlines(formula, left, right, colors=GREY, label="formula")
             panel.set_title(count(processes, "process", "es"))
         panels[0].set_ylabel("MB of a rank")
         panels[0].set_ylim(0, 180)  # room for the legend
         legend(panels[-1])
+
+
+def find_lanes(buckets):
+    """Returns a row for each bucket, so that all-reduces at the same time lie below each other."""
+    ends, rows = [], []
+    for bucket in buckets:
+        free = [row for row, end in enumerate(ends) if end <= bucket["start"]]
+        row = free[0] if free else len(ends)
+        ends[row : row + 1] = [bucket["end"]]
+        rows.append(row)
+    return rows
+
+
+def split_step(step):
+    """Returns what a rank computes in a step: (start, end, colour, label) of each part."""
+    parts, start = [(*step["forward"], GREY, "forward")], step["backward"][0]
+    for number, bucket in enumerate(step["buckets"]):
+        end = min(bucket["start"], step["computed"])
+        parts.append((start, end, BUCKETS[number % len(BUCKETS)], "backward"))
+        start = end
+    parts.append((start, step["computed"], GREY, ""))
+    parts.append((step["computed"], step["backward"][1], "none", "waits"))
+    return [*parts, (*step["optimizer"], GREY, "optimizer")]
+
+
+def draw_bars(panel, row, parts, longest):
+    """Draws parts, (start, end, colour, label), as bars side by side; labels where they fit."""
+    for start, end, colour, label in parts:
+        frame = GREY if colour == "none" else colour
+        panel.broken_barh(
+            [(start, end - start)], (row - 0.4, 0.8), facecolors=colour, edgecolors=frame
+        )
+        if end - start > 0.009 * len(label) * longest:
+            text_colour = GREY if colour == "none" else "black"
+            centre = ((start + end) / 2, row)
+            panel.annotate(label, centre, ha="center", va="center", fontsize=9, color=text_colour)
+
+
+def draw_timeline(path, measured):
+    """A step on each rank: what it computes, and below that its all-reduces, a colour a bucket."""
+    ranks, ticks = measured["ranks"], {}
+    longest = max(step["optimizer"][1] for step in ranks)
+    heights = [2.5 + max(find_lanes(step["buckets"])) for step in ranks]
+    with drawing(path, height=1 + 0.32 * sum(heights)) as (panel,):
+        for rank, step in enumerate(ranks):
+            top = sum(heights[:rank])
+            draw_bars(panel, top, split_step(step), longest)
+            ticks |= {top: f"rank {rank} computes", top + 1: "all-reduces"}
+            for number, lane in enumerate(find_lanes(step["buckets"])):
+                bucket, colour = step["buckets"][number], BUCKETS[number % len(BUCKETS)]
+                label = f"bucket {number + 1}: {bucket['MB']:.1f} MB"
+                bar = (bucket["start"], bucket["end"], colour, label)
+                draw_bars(panel, top + 1 + lane, [bar], longest)
+        panel.set_yticks(list(ticks), list(ticks.values()))
+        panel.tick_params(axis="y", length=0)
+        panel.invert_yaxis()
+        panel.set_xlim(0, longest)
+        panel.set_xlabel("milliseconds")
+        panel.grid(axis="x", color=GREY, alpha=0.4)
+        panel.set_axisbelow(True)
+        panel.set_title(measured["title"])
+
+
+def draw_measured_timeline(name, path):
+    """Draws a timeline of docs/measured."""
+    draw_timeline(path, json.loads((MEASURED / f"{name}.json").read_text()))
 
 
 CHARTS = {
@@ -227,6 +300,8 @@ CHARTS = {
     "processes": draw_processes,
     "accuracy": draw_accuracy,
     "memory": draw_memory,
+    "timeline_buckets": partial(draw_measured_timeline, "timeline_buckets"),
+    "timeline_one_bucket": partial(draw_measured_timeline, "timeline_one_bucket"),
 }
 ACCURACY = {"mnist": 1}  # Data sets that were trained with three seeds, and for how many epochs.
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -379,13 +454,13 @@ def memory_times():
     """Milliseconds of a step with each version, by processes and network."""
     rows = read("memory")
     networks = ["one host", "1gbit", "100mbit"]
-    places = sorted(
+    setups = sorted(
         {(row["processes"], row["network"]) for row in rows},
-        key=lambda place: (networks.index(place[1]), place[0]),
+        key=lambda setup: (networks.index(setup[1]), setup[0]),
     )
     heads = ["processes", "network", *VERSIONS]
     lines = []
-    for processes, network in places:
+    for processes, network in setups:
         found = {
             r["version"]: r for r in rows if (r["processes"], r["network"]) == (processes, network)
         }
@@ -395,8 +470,8 @@ def memory_times():
 
 def machine():
     """The processor and torch's version, the same in all files."""
-    (words,) = {json.loads(path.read_text())["machine"] for path in MEASURED.glob("*.json")}
-    return words
+    (description,) = {json.loads(path.read_text())["machine"] for path in MEASURED.glob("*.json")}
+    return description
 
 
 TABLES = {

@@ -1,24 +1,28 @@
-"""Writes into the pages what is made from the code: diffs between scripts, what examples print.
+"""Writes into the pages what is made from files: functions, patches, diffs, outputs.
 
-    python scripts/docs/update_pages.py            # the diffs
-    python scripts/docs/update_pages.py --run      # and the output under each Python example
+    python scripts/docs/update_pages.py                 # all but outputs
+    python scripts/docs/update_pages.py --run           # and what the examples print
+    python scripts/docs/update_pages.py --run ring_all_reduce.py ...      # of these examples
 
-The pages are README.md, docs/*.md and tests/README.md.
+The pages are README.md, docs/*.md and tests/README.md. No program stands in a page alone. A comment
+above a fenced block says where the block comes from:
 
-A comment above a fenced block says what it is:
-
+    <!-- show FILE NAME... -->     these functions or classes of a file
+    <!-- program FILE -->          all of a short file below its docstring
+    <!-- excerpt FILE -->          lines of a file, from the block's first line to its last; they
+                                   may have less indentation
     <!-- diff A.py B.py -->        the diff from A to B, without docstrings and imports
-    <!-- torchrun N -->            a Python example for N processes; without it, for one
-    <!-- excerpt FILE -->          consecutive lines of that file, perhaps with less indentation
-    <!-- patch FILE -->            a change of that file, in the form of git apply -p0
-    <!-- recipe -->                a diff whose two sides are whole programs
+    <!-- all of A.py B.py -->      the same, with all lines below the docstrings
+    <!-- patch NAME -->            the diff of docs/patches/NAME.diff
+    <!-- printed by FILE -->       what a file of docs/examples prints; lines of several processes
+                                   are sorted
     <!-- run -->                   shell commands that tests/test_pages.py runs
     <!-- run at once -->           the same, each line in a terminal of its own
     <!-- run by FILE -->           shell commands that this file runs
     <!-- not run: REASON -->       shell commands or output that cannot be made here
 
-A text block right under a Python example is what the example prints, its lines sorted when several
-processes print. Of what scripts/who_hangs.py printed, the line numbers are kept up to date.
+An example's docstring has the command that starts it. In `printed by scripts/who_hangs.py NAME...`,
+where NAME is a patch, the line numbers of the patched script are kept up to date.
 """
 
 import argparse
@@ -26,7 +30,6 @@ import ast
 import difflib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,9 +37,12 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import patches
+
 REPO = Path(__file__).resolve().parents[2]
 README = REPO / "README.md"
 PAGES = [README, *sorted((REPO / "docs").glob("*.md")), REPO / "tests" / "README.md"]
+EXAMPLES = sorted((REPO / "docs" / "examples").glob("*.py"))
 FENCE = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -61,37 +67,71 @@ def read_blocks(text):
     for match in FENCE.finditer(text):
         headings = re.findall(r"^#+ (.+)$", text[done : match.start()], re.MULTILINE)
         heading, done = [heading, *headings][-1], match.end()
-        words = match["language"], match["code"], match["mark"] or "", heading
-        blocks.append(Block(*words, *match.span("code")))
+        fields = match["language"], match["code"], match["mark"] or "", heading
+        blocks.append(Block(*fields, *match.span("code")))
     return blocks
 
 
-def examples(text):
-    """Returns the Python examples as (block, processes, block with the expected output or None)."""
-    blocks = read_blocks(text)
-    found = []
-    for block, below in zip(blocks, [*blocks, None][1:], strict=True):
-        if block.language == "python" and not block.mark.startswith("excerpt "):
-            launcher, _, number = block.mark.partition(" ")
-            adjoins = below and below.language == "text"
-            adjoins = adjoins and text[block.end : below.start].split() == ["```", "```text"]
-            processes = int(number) if launcher == "torchrun" else 0
-            found.append((block, processes, below if adjoins else None))
-    return found
+def find_definition(module, name):
+    """Returns the node of a function or class; "ConvNet.forward" is a method of a class."""
+    node = module
+    for part in name.split("."):
+        (node,) = (n for n in node.body if getattr(n, "name", None) == part)
+    return node
 
 
-def body(script):
-    """Returns the lines of a script below its imports."""
+def show(file, *names):
+    """Returns the source of functions and classes of a file."""
+    text = (REPO / file).read_text()
+    lines, module, parts = text.splitlines(), ast.parse(text), []
+    for name in names:
+        node = find_definition(module, name)
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        parts.append(textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])))
+    return "\n\n\n".join(parts) + "\n"
+
+
+def excerpt(code, file):
+    """Returns the lines of a file between the first and the last line of code; code if unsure."""
+    shown = [line.strip() for line in code.strip().splitlines()]
+    lines = (REPO / file).read_text().splitlines()
+    bare = [line.strip() for line in lines]
+    if bare.count(shown[0]) != 1 or shown[-1] not in bare[bare.index(shown[0]) :]:
+        return code
+    first = bare.index(shown[0])
+    last = bare.index(shown[-1], first)
+    return textwrap.dedent("\n".join(lines[first : last + 1])) + "\n"
+
+
+def read_body(script, imports=False):
+    """Returns the lines of a script below its imports, or below its docstring alone."""
     text = (REPO / script).read_text()
-    imports = [n for n in ast.parse(text).body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    return text.splitlines()[imports[-1].end_lineno :]
+    kinds = ast.Expr if imports else (ast.Import, ast.ImportFrom)
+    above = [node for node in ast.parse(text).body if isinstance(node, kinds)]
+    return text.splitlines()[(above[0] if imports else above[-1]).end_lineno :]
 
 
 def diff(a, b):
-    """Returns the unified diff between two scripts below their imports, one line of context."""
-    rows = difflib.unified_diff(body(a), body(b), a, b, lineterm="", n=1)
-    # Line numbers would change with every docstring.
-    return "\n".join(re.sub(r"^@@.*", "@@", row) for row in rows) + "\n"
+    """Returns the unified diff of two scripts below their imports; hunks name functions."""
+    before, after = read_body(a), read_body(b)
+    rows = list(difflib.unified_diff(before, after, a, b, lineterm="", n=1))
+    for index, row in enumerate(rows):
+        if row.startswith("@@"):  # Line numbers would change with every docstring.
+            first_changed = int(re.search(r"\+(\d+)", row)[1])  # The line above it is context.
+            functions = re.findall(r"^def \w+", "\n".join(after[: first_changed + 1]), re.MULTILINE)
+            rows[index] = " ".join(["@@", *functions[-1:]])
+    return "\n".join(rows) + "\n"
+
+
+def diff_all(a, b):
+    """Returns all lines of two programs below their docstrings, as a diff."""
+    sides = (read_body(name, imports=True)[1:] for name in (a, b))
+    rows = list(difflib.unified_diff(*sides, lineterm="", n=1000))[3:]
+    # One empty line where the files have two.
+    rows = [
+        row for above, row in zip(["", *rows], rows, strict=False) if row.strip() or above.strip()
+    ]
+    return "\n".join(rows) + "\n"
 
 
 def sort_lines(output):
@@ -99,85 +139,69 @@ def sort_lines(output):
     return "\n".join(sorted(output.splitlines())) + "\n"
 
 
-def run_example(code, processes):
-    """Runs a Python example; returns what it prints. Raises CalledProcessError when it fails."""
+def count_processes(path):
+    """Returns how many processes an example's own command starts, 0 for plain python."""
+    command = re.search(rf"--nproc-per-node (\d+) .*{path.name}", path.read_text())
+    return int(command[1]) if command else 0
+
+
+def run_example(path):
+    """Runs an example; returns what it prints. Raises CalledProcessError when it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "example.py").write_text(code)
+        processes = count_processes(path)
         if not processes:
-            return subprocess.check_output([sys.executable, "example.py"], text=True, cwd=folder)
+            return subprocess.check_output([sys.executable, path], text=True, cwd=folder)
         # A file for each rank, or their lines would mix.
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--redirects",
-            "1",
-        ]
-        command += ["--log-dir", "log", "--nproc-per-node", str(processes), "example.py"]
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--redirects", "1"]
+        argv += ["--log-dir", "log", "--nproc-per-node", str(processes), path]
         env = os.environ | {"OMP_NUM_THREADS": "1"}  # else torchrun says that it sets it
-        subprocess.run(command, check=True, cwd=folder, env=env)
+        subprocess.run(argv, check=True, cwd=folder, env=env)
         return sort_lines("".join(f.read_text() for f in Path(folder).rglob("stdout.log")))
 
 
-def apply_patch(patch, path):
-    """Changes a file as a patch on a page says."""
-    command = ["git", "apply", "-p0", "-"]
-    subprocess.run(command, input=patch, text=True, cwd=path.parent, check=True)
-
-
-def patched(block, folder):
-    """Copies the script of a patch block into folder and applies the patch; returns the copy."""
-    script = Path(shutil.copy(REPO / block.mark.split()[1], folder))
-    apply_patch(block.code, script)
-    return script
-
-
-def watched(script, text):
-    """Returns the code of a script with the page's lines that make its ranks write notes."""
-    (lines,) = (block.code for block in read_blocks(text) if "def watch(" in block.code)
-    imports, function, start = lines.split("\n\n\n")
-    start = start.partition("\n\n")[0]
-    code = (REPO / script).read_text()
-    new = [line for line in imports.splitlines() if line not in code.splitlines()]
-    code = code.replace("import argparse\n", "\n".join(["import argparse", *new, ""]), 1)
-    begin = "def main():\n    args = parse_args()\n"
-    assert code.count(begin) == 1
-    start = textwrap.indent(start, "    ")
-    return code.replace(begin, f"{function}\n\n\n{begin}{start}\n")
-
-
-def renumber(printed, patch, script, text):
+def renumber(printed, names):
     """Returns what who_hangs.py prints of a patched script, with the line numbers of today."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, script)
-        path.write_text(watched(script, text))
-        apply_patch(patch, path)
-        lines = [line.partition("  #")[0].strip() for line in path.read_text().splitlines()]
+        text = patches.write_patched(names, folder).read_text()
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
 
-    def nearest(place):
-        name, old, statement = place.groups()
+    def find_nearest(match):
+        name, old, statement = match.groups()
         numbers = [number for number, line in enumerate(lines, 1) if line == statement]
+        if not numbers:
+            return match[0]
         return f"{name}:{min(numbers, key=lambda number: abs(number - int(old)))}: {statement}"
 
-    return re.sub(r"([\w.]+\.py):(\d+): (.+)", nearest, printed)
+    return re.sub(rf"({names[-1]}\.py):(\d+): (.+)", find_nearest, printed)
 
 
-def update(text, run):
-    """Returns a page's text with its diffs made new, and with run the examples' output."""
-    changes = []
-    for block in read_blocks(text):
-        if block.language == "diff" and block.mark.startswith("diff "):
-            changes.append((block, diff(*block.mark.split()[1:])))
-        if block.mark.startswith("patch "):
-            patch = block
-        elif block.mark == "printed by scripts/who_hangs.py":
-            changes.append((block, renumber(block.code, patch.code, patch.mark.split()[1], text)))
-    for block, processes, output in examples(text):
-        if run and output:
-            changes.append((output, run_example(block.code, processes)))
-    for block, code in sorted(changes, key=lambda change: -change[0].start):
-        text = text[: block.start] + code + text[block.end :]
+def make(block, run):
+    """Returns what the mark of a block says that should stand in it."""
+    kind, *rest = block.mark.split()
+    if kind == "show":
+        return show(*rest)
+    if kind == "program":
+        return "\n".join(read_body(*rest, imports=True)[1:]) + "\n"
+    if kind == "excerpt":
+        return excerpt(block.code, *rest)
+    if kind == "patch":
+        return re.search(r"^--- .*", patches.read_patch(*rest).diff, re.MULTILINE | re.DOTALL)[0]
+    if kind == "diff":
+        return diff(*rest)
+    if kind == "all":
+        return diff_all(*rest[1:])
+    if block.mark.startswith("printed by scripts/who_hangs.py "):
+        return renumber(block.code, rest[2:])
+    if block.mark.startswith("printed by docs/examples/") and Path(rest[1]).name in run:
+        return run_example(REPO / rest[1])
+    return block.code
+
+
+def update(text, run=()):
+    """Returns a page's text with its blocks made new; run names the examples to run."""
+    for block in reversed(read_blocks(text)):
+        if block.mark:
+            text = text[: block.start] + make(block, run) + text[block.end :]
     return text
 
 
@@ -185,10 +209,13 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", action="store_true", help="run the Python examples, too")
+    parser.add_argument("--run", nargs="*", metavar="EXAMPLE", help="run these examples, or all")
     args = parser.parse_args()
+    run = args.run if args.run is not None else []
+    if args.run == []:
+        run = [path.name for path in EXAMPLES]
     for page in PAGES:
-        page.write_text(update(page.read_text(), args.run))
+        page.write_text(update(page.read_text(), run))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 # Runs a DDP script across two hosts: two network namespaces of this machine, joined by a virtual
 # cable, 10.77.0.1 and 10.77.0.2. Takes them down at the end. Further arguments go to the script.
 #
-#   bash scripts/lab/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
-#   NPROC=1 bash scripts/lab/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
+#   bash scripts/cluster/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
+#   NPROC=1 bash scripts/cluster/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
 #
 # Needs root and Debian's package iproute2. With GPUs add --backend gloo, or for the programs of
-# scripts/lab set CUDA_VISIBLE_DEVICES="", because both hosts have the same GPUs. Settings: those of env.sh, and
+# scripts/measure set CUDA_VISIBLE_DEVICES="", because both hosts have the same GPUs. Settings: those of env.sh, and
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
 #   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
@@ -32,8 +32,7 @@ if ! [[ "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
     exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
-# Both hosts have the same cores, which env.sh has counted for one of them.
-[ "$OMP_NUM_THREADS" != "${ENV_SH_THREADS:-}" ] || export OMP_NUM_THREADS="$((OMP_NUM_THREADS > 1 ? OMP_NUM_THREADS / 2 : 1))"
+set_threads "$((2 * NPROC))"  # because both hosts have the same cores
 # network.py, memory.py and timeline.py say in their results what the cable was.
 export CABLE="${RATE:-no limit}${DELAY:+, delay $DELAY}"
 HOSTS="${HOSTS:-ddp$$}"
@@ -54,6 +53,7 @@ take_down() {
         while pids="$(ip netns pids "$host" 2>/dev/null)" && [ -n "$pids" ]; do
             # shellcheck disable=SC2086  # one word for each process
             kill -KILL $pids 2>/dev/null || true
+            sleep 0.1  # The kernel needs a moment to end them.
         done
         ip netns delete "$host" 2>/dev/null || true
     done
@@ -110,11 +110,11 @@ start_ranks() {
                 for ((local_rank = 0; local_rank < NPROC; local_rank++)); do
                     on_host "$host" python "$REPO/$script" --init-method "tcp://$address:$port" \
                         --world-size "$((2 * NPROC))" --rank "$((host * NPROC + local_rank))" \
-                        --gpu "$local_rank" "$@"
+                        --local-rank "$local_rank" "$@"
                 done
                 ;;
-            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/lab/by_hand.py | scripts/lab/memory.py | \
-                scripts/lab/network.py | scripts/lab/timeline.py)
+            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/measure/by_hand.py | scripts/measure/memory.py | \
+                scripts/measure/network.py | scripts/measure/timeline.py)
                 on_host "$host" torchrun --nnodes 2 --node-rank "$host" --master-addr "$address" \
                     --master-port "$port" --nproc-per-node "$NPROC" "$REPO/$script" "$@"
                 ;;
@@ -123,7 +123,7 @@ start_ranks() {
                     --nproc-per-node "$NPROC" --init-method "tcp://$address:$port" "$@"
                 ;;
             *)
-                echo "usage: bash scripts/lab/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or env, mp, slurm" >&2
+                echo "usage: bash scripts/cluster/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or env, mp, slurm" >&2
                 exit 2
                 ;;
         esac

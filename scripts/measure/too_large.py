@@ -1,7 +1,7 @@
 """A model that does not fit: with DDP each rank runs out of memory, with FSDP2 the ranks train.
 
-    torchrun --standalone --nproc-per-node 4 scripts/lab/too_large.py ddp
-    torchrun --standalone --nproc-per-node 4 scripts/lab/too_large.py fsdp2
+    torchrun --standalone --nproc-per-node 4 scripts/measure/too_large.py ddp
+    torchrun --standalone --nproc-per-node 4 scripts/measure/too_large.py fsdp2
 
 The model has 32 layers with 4.2 MB of weights each, 134 MB in all. With the gradients and the
 momentum of SGD it needs 403 MB. Each rank may allocate 300 MB in addition to what Python, torch and

@@ -1,22 +1,32 @@
 #!/usr/bin/env bash
 # A real Slurm on this machine, to learn srun and sbatch with: some virtual nodes, as root or not.
 #
-#   eval "$(bash scripts/lab/local_slurm.sh start)"    # sets SLURM_CONF and MASTER_ADDR
+#   eval "$(bash scripts/cluster/local_slurm.sh start)"    # sets SLURM_CONF and MASTER_ADDR
 #   srun --nodes 2 --ntasks-per-node 2 python mnmc_ddp_slurm.py --dataset synthetic
-#   bash scripts/lab/local_slurm.sh status             # its nodes and its jobs
-#   eval "$(bash scripts/lab/local_slurm.sh stop)"     # ends its jobs, leaves no process and no file
+#   eval "$(bash scripts/cluster/local_slurm.sh settings)" # sets the same in another terminal
+#   bash scripts/cluster/local_slurm.sh status             # its nodes and its jobs
+#   eval "$(bash scripts/cluster/local_slurm.sh stop)"     # ends its jobs, leaves no process and no file
 #
 # Needs Debian's packages slurm-wlm and munge. Settings:
 #   NODES  number of virtual nodes (default: 2)
 #   CPUS   of each node; more than the machine has is fine (default: 4)
+#   GPUS   of each node (default: 0). They are links to /dev/null. Slurm hands them out as it would hand out
+#          GPUs, and sets CUDA_VISIBLE_DEVICES. The processes still train on the CPU.
 #   LOCAL_SLURM  folder of its configuration, state and logs; another one is another cluster, beside
 #                the first (default: local_slurm_<user> under /tmp)
 set -euo pipefail
 PATH="$PATH:/usr/sbin:/sbin"
 NODES="${NODES:-2}"
 CPUS="${CPUS:-4}"
+GPUS="${GPUS:-0}"
 user="$(id -un)"
-folder="$(realpath --canonicalize-missing "${LOCAL_SLURM:-/tmp/local_slurm_$user}")"
+given="${LOCAL_SLURM:-/tmp/local_slurm_$user}"
+# Whoever owns slurm.conf can have Slurm's commands load programs. In /tmp anyone can take the name.
+if [ -n "$(find "$given" -maxdepth 0 ! -user "$user" 2>/dev/null)" ]; then
+    echo "$given belongs to another user: choose another LOCAL_SLURM" >&2
+    exit 1
+fi
+folder="$(realpath --canonicalize-missing "$given")"
 export SLURM_CONF="$folder/slurm.conf"
 
 require() {
@@ -69,6 +79,10 @@ SlurmdLogFile=$folder/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
+# As on most clusters: the shell of salloc runs on the first node.
+LaunchParameters=use_interactive_step
+# Heterogeneous jobs wait for this round of the scheduler, by default half a minute.
+SchedulerParameters=bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 # Nodes may have more CPUs than the machine.
@@ -77,10 +91,22 @@ ReturnToService=2
 KillWait=5
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
+    [ "$GPUS" = 0 ] || write_fake_gpus
     for ((number = 0; number < NODES; number++)); do
         echo "NodeName=n$number NodeHostname=${host%%.*} NodeAddr=127.0.0.$((number + 1))" \
-            "Port=${ports[$((number + 1))]} CPUs=$CPUS RealMemory=1000000" >>"$SLURM_CONF"
+            "Port=${ports[$((number + 1))]} CPUs=$CPUS RealMemory=1000000 ${gres:-}" >>"$SLURM_CONF"
     done
+}
+
+# Slurm asks nothing of a GPU but that its file is a device.
+write_fake_gpus() {
+    local number
+    for ((number = 0; number < GPUS; number++)); do
+        ln -s /dev/null "$folder/gpu$number"
+    done
+    echo "Name=gpu Flags=nvidia_gpu_env File=$folder/gpu[0-$((GPUS - 1))]" >"$folder/gres.conf"
+    echo "GresTypes=gpu" >>"$SLURM_CONF"
+    gres="Gres=gpu:$GPUS"
 }
 
 all_idle() {
@@ -97,11 +123,13 @@ start() {
         echo "$folder exists: stop that cluster first, or choose another LOCAL_SLURM" >&2
         exit 1
     fi
-    mkdir -p "$folder/state"
-    chmod 755 "$folder"  # munged insists
+    umask 077  # for this user alone, whose jobs are all that the cluster runs
+    mkdir -p "$(dirname "$folder")"
+    mkdir "$folder" "$folder/state"  # fails if anyone was faster
     touch "$folder/cluster_of_local_slurm"  # stop deletes no folder without it
     trap give_up EXIT
-    (umask 077 && head -c 1024 /dev/urandom >"$folder/munge.key")
+    (umask 377 && head -c 1024 /dev/urandom >"$folder/munge.key")
+    # --force, because munged wants a folder that all users can reach.
     munged --force --key-file "$folder/munge.key" --socket "$folder/munge.socket" \
         --pid-file "$folder/munged.pid" --log-file "$folder/munged.log" \
         --seed-file "$folder/munged.seed" 2>"$folder/munged.stderr.log"
@@ -114,6 +142,7 @@ start() {
     eventually 60 all_idle
     trap - EXIT
     print_settings
+    echo "in another terminal: eval \"\$(bash scripts/cluster/local_slurm.sh settings)\"" >&2
 }
 
 # The virtual nodes' names do not resolve, so that the address of rank 0 must be given.
@@ -163,17 +192,21 @@ not_running() {
     ! kill -0 "$1" 2>/dev/null
 }
 
-status() {
+settings() {
     require_cluster
     print_settings
+}
+
+status() {
+    settings
     sinfo --Node --long
     squeue
 }
 
 case "${1:-}" in
-    start | stop | status) "$1" ;;
+    start | settings | status | stop) "$1" ;;
     *)
-        echo "usage: bash scripts/lab/local_slurm.sh start|stop|status" >&2
+        echo "usage: bash scripts/cluster/local_slurm.sh start|settings|status|stop" >&2
         exit 2
         ;;
 esac

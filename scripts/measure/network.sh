@@ -2,9 +2,9 @@
 # Measures what a slow network costs, and what helps: network.py on two hosts, at one speed of the
 # cable after the other. Arguments go through to network.py. Needs root and the package iproute2.
 #
-#   bash scripts/lab/network.sh                      # about fifteen minutes on two cores
-#   RATES="100mbit" bash scripts/lab/network.sh --models convnet --repeats 3
-#   bash scripts/lab/network.sh --repeats 3 --json network.json
+#   bash scripts/measure/network.sh                      # about fifteen minutes on two cores
+#   RATES="100mbit" bash scripts/measure/network.sh --models convnet --repeats 3
+#   bash scripts/measure/network.sh --repeats 3 --json network.json
 #
 # Settings: those of two_hosts.sh but RATE and NPROC, and
 #   RATES  speeds of the cable; default: none 1gbit 100mbit, where none sets no limit
@@ -16,5 +16,5 @@ for rate in "${rates[@]}"; do
     if [ "$rate" = none ]; then
         rate=""
     fi
-    RATE="$rate" bash "$here/two_hosts.sh" scripts/lab/network.py "$@"
+    RATE="$rate" bash "$here/../cluster/two_hosts.sh" scripts/measure/network.py "$@"
 done

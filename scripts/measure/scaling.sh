@@ -4,8 +4,8 @@
 # tiny batch, which shows what communication costs. Arguments go through to both benchmark.py runs,
 # but the second always has --images 80.
 #
-#   bash scripts/lab/scaling.sh                        # about ten minutes on two cores
-#   DATASETS=cifar10 JSON=. bash scripts/lab/scaling.sh --repeats 3 --images 1280
+#   bash scripts/measure/scaling.sh                        # about ten minutes on two cores
+#   DATASETS=cifar10 JSON=. bash scripts/measure/scaling.sh --repeats 3 --images 1280
 #
 # Settings: those of env.sh, and
 #   DATASETS    mnist (default), cifar10, or both
@@ -16,8 +16,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 # One thread for each process, unless the user asked for more.
-[ "$OMP_NUM_THREADS" != "${ENV_SH_THREADS:-}" ] || export OMP_NUM_THREADS=1
-benchmark="$REPO/scripts/lab/benchmark.py"
+set_threads 1 1
+benchmark="$REPO/scripts/measure/benchmark.py"
 read -ra datasets <<<"${DATASETS:-mnist}"
 read -ra sizes <<<"${SIZES:-64 256}"
 read -ra worlds <<<"${WORLDS:-}"

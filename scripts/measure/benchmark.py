@@ -2,8 +2,8 @@
 
 Without options, the ConvNet on MNIST's images, 64 and 256 at a time, in 1 and 2 processes:
 
-    bash scripts/lab/scaling.sh               # with the launchers' environment, and more processes
-    python scripts/lab/benchmark.py --dataset cifar10 --batch-size 256 --json cifar10.json
+    bash scripts/measure/scaling.sh   # with the launchers' environment, and more processes
+    python scripts/measure/benchmark.py --dataset cifar10 --batch-size 256 --json cifar10.json
 
 What is measured, in W processes at a time:
 
@@ -15,7 +15,8 @@ What is measured, in W processes at a time:
     input     ours without the training: only the batches
 
 They take turns, --repeats times, so that a machine that slows down slows them all. The table has
-the medians in images/s of all processes together, and rank 0's peak memory in MiB.
+the medians in images/s of all processes together, and rank 0's peak memory in MiB: on its GPU what
+torch's tensors took, on a CPU all that the process took.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from types import SimpleNamespace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
-import results
+import common
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
@@ -161,11 +162,28 @@ def worker(rank, args, folder):
     if torch.cuda.is_available():
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    address = f"file://{folder}/meeting-point"
-    dist.init_process_group(backend, address, world_size=args.world_size, rank=rank)
+    join(rank, args.world_size, f"file://{folder}/meeting-point", device)
     measure(rank, args, folder, device)
     dist.destroy_process_group()  # measure() has returned, and the DDP model with it
+
+
+def join(rank, world_size, address, device):
+    """Joins the process group as the scripts do."""
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        backend="nccl" if on_gpu else "gloo",
+        init_method=address,
+        rank=rank,
+        world_size=world_size,
+        device_id=device if on_gpu else None,
+    )
+
+
+def measure_peak(device):
+    """Returns the most memory in MiB that this process has had: on its GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def measure(rank, args, folder, device):
@@ -185,9 +203,9 @@ def measure(rank, args, folder, device):
             dist.all_reduce(took)
             if repeat > 0:  # the first one warms up
                 seconds[variant].append(took.item() / args.world_size)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if rank == 0:
-        (folder / "result.json").write_text(json.dumps({"seconds": seconds, "MiB": peak}))
+        result = {"seconds": seconds, "MiB": measure_peak(device)}
+        (folder / "result.json").write_text(json.dumps(result))
 
 
 def run_world(args):
@@ -214,15 +232,6 @@ def run_world(args):
     # Of each turn, for the chart. The table has their medians.
     turns = {name: [round(images / s) for s in took] for name, took in result["seconds"].items()}
     return row | {"turns": turns}
-
-
-def print_table(rows):
-    """Prints rows, dictionaries with the same keys, as a table, without their turns."""
-    rows = [{key: value for key, value in row.items() if key != "turns"} for row in rows]
-    lines = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 def parse_args():
@@ -256,13 +265,13 @@ def main():
     for dataset, batch_size, world_size in itertools.product(
         args.dataset, args.batch_size, args.world_size
     ):
-        one = {"dataset": dataset, "batch_size": batch_size, "world_size": world_size}
+        setting = {"dataset": dataset, "batch_size": batch_size, "world_size": world_size}
         # What train_one_epoch reads, too; the rate stays near its peak.
-        one |= {"lr": 0.01, "epochs": 5}
-        rows.append(run_world(argparse.Namespace(**vars(args) | one)))
+        setting |= {"lr": 0.01, "epochs": 5}
+        rows.append(run_world(argparse.Namespace(**vars(args) | setting)))
     if args.json:
-        results.add_rows(args.json, rows, ("dataset", "batch", "W"))
-    print_table(rows)
+        common.add_rows(args.json, rows, ("dataset", "batch", "W"))
+    common.print_table(rows)
 
 
 if __name__ == "__main__":

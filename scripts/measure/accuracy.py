@@ -1,14 +1,14 @@
 """Does the accuracy hold with more processes, larger batches, and compressed gradients?
 
-    python scripts/lab/accuracy.py                 # MNIST, one epoch: minutes on two cores
-    python scripts/lab/accuracy.py --dataset cifar10 --epochs 5 --processes 2 --ways DDP PowerSGD
+    python scripts/measure/accuracy.py                 # MNIST, one epoch: minutes on two cores
+    python scripts/measure/accuracy.py --dataset cifar10 --epochs 5 --processes 2 --ways PowerSGD
 
 Starts mnmc_ddp_env.py by torchrun, as a user would, once for each combination of way, number of
 processes and seed. It reads the test accuracy from the last line that the run prints. The ways:
 
     DDP          mnmc_ddp_env.py as it is
-    bf16 hook    with the patch of docs/cookbook.md, "Gradients in bfloat16"
-    PowerSGD     with the patch of docs/cookbook.md, "PowerSGD"
+    bf16 hook    with docs/patches/bf16_hook.diff
+    PowerSGD     with docs/patches/powersgd.diff
 
 With --global-batch-size, the processes share this many images in a step. Otherwise each process
 takes --batch-size images. Prints the test accuracy in per cent, one column for each seed. With
@@ -27,25 +27,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+import common
+import patches  # of scripts/docs, which common puts on the path
 
-import results
-from update_pages import REPO, patched, read_blocks
-
-WAYS = {"DDP": None, "bf16 hook": "Gradients in bfloat16", "PowerSGD": "PowerSGD"}
+REPO = patches.REPO
+WAYS = {"DDP": None, "bf16 hook": "bf16_hook", "PowerSGD": "powersgd"}  # and their patches
 IMAGES = {"mnist": 60000, "cifar10": 50000, "synthetic": 10000}  # of the training set
 KEYS = ("dataset", "epochs", "way", "processes", "batch_size", "seed")  # What tells runs apart.
 EPOCH = re.compile(r"^epoch (\d+)/\1 .*\| test acc ([\d.]+)%", re.MULTILINE)  # the last one
 
 
-def script_of(way, folder):
+def write_script(way, folder):
     """Returns the path of mnmc_ddp_env.py, or of a copy in folder with the patch of the way."""
     if WAYS[way] is None:
         return REPO / "mnmc_ddp_env.py"
-    blocks = read_blocks((REPO / "docs" / "cookbook.md").read_text())
-    (block,) = (b for b in blocks if b.heading == WAYS[way] and b.language == "diff")
-    (Path(folder) / way).mkdir(exist_ok=True)
-    return patched(block, Path(folder) / way)
+    return patches.write_patched([WAYS[way]], folder)
+
+
+def count_cores():
+    """Returns how many cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
 
 
 def train(script, processes, batch_size, seed, args):
@@ -54,16 +55,16 @@ def train(script, processes, batch_size, seed, args):
     command += ["--nproc-per-node", processes, script]
     command += ["--dataset", args.dataset, "--data-root", args.data_root, "--seed", seed]
     command += ["--epochs", args.epochs, "--batch-size", batch_size]
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // processes))}
-    words = [str(word) for word in command]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as run:
+    env = os.environ | {"OMP_NUM_THREADS": str(max(1, count_cores() // processes))}
+    argv = [str(word) for word in command]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
-            printed, _ = run.communicate()
+            output, _ = process.communicate()
         finally:
-            run.terminate()  # torchrun then ends its workers, also after Ctrl-C.
-    if run.returncode:
-        sys.exit(f"the training failed: {shlex.join(words)}")
-    return float(EPOCH.search(printed)[2])
+            process.terminate()  # torchrun then ends its workers, also after Ctrl-C.
+    if process.returncode:
+        sys.exit(f"the training failed: {shlex.join(argv)}")
+    return float(EPOCH.search(output)[2])
 
 
 def compare_seeds(way, processes, args):
@@ -77,12 +78,12 @@ def compare_seeds(way, processes, args):
     sizes = f"{batch_size:19d}{row['global_batch_size']:8d}{row['steps']:7d}"
     print(f"{way:11}{processes:9d}{sizes}", end="", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        script = script_of(way, folder)
+        script = write_script(way, folder)
         for seed in args.seeds:
             accuracy = train(script, processes, batch_size, seed, args)
             print(f"{accuracy:8.2f}", end="", flush=True)
             if args.json:
-                results.add_rows(args.json, [row | {"seed": seed, "accuracy": accuracy}], KEYS)
+                common.add_rows(args.json, [row | {"seed": seed, "accuracy": accuracy}], KEYS)
     print()
 
 
@@ -106,7 +107,7 @@ def parse_args():
         parser.error("processes, epochs and batch sizes must be above 0")
     if args.global_batch_size and any(args.global_batch_size % n for n in args.processes):
         parser.error("--global-batch-size must be a multiple of each number of processes")
-    results.check(args.json)
+    common.check_file(args.json)
     return args
 
 

@@ -1,7 +1,7 @@
 """How long a step takes on a slow network, and what helps: hooks, accumulation, buckets.
 
-    NPROC=1 RATE=100mbit bash scripts/lab/two_hosts.sh scripts/lab/network.py
-    bash scripts/lab/network.sh                    # at three speeds, one after the other
+    NPROC=1 RATE=100mbit bash scripts/cluster/two_hosts.sh scripts/measure/network.py
+    bash scripts/measure/network.sh                    # at three speeds, one after the other
 
 Two ranks on two hosts train on noise. A step is forward and backward of one batch. The variants:
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
-import results
+import common
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
@@ -130,27 +130,29 @@ def compare(model, args):
     rows = []
     for name, values in turns.items():
         milliseconds, megabytes = zip(*values, strict=True)
-        row = {"model": model, "batch_size": args.batch_size, "network": network()}
-        row |= {"variant": name, "ms": round(statistics.median(milliseconds), 2)}
-        row |= {"lowest": round(min(milliseconds), 2), "highest": round(max(milliseconds), 2)}
+        row = {"model": model, "batch_size": args.batch_size, "network": describe_network()}
+        times = common.summarize(milliseconds, digits=2)
+        row |= {"variant": name, "ms": times.pop("median")} | times
         row |= {"MB": round(statistics.median(megabytes), 4), "turns": args.repeats}
         rows.append(row)
     return rows
 
 
-def print_table(rows):
+def print_rows(rows):
     """Prints the rows of a model, with the ratios to plain DDP."""
     (ddp,) = (row for row in rows if row["variant"] == "DDP")
     first = rows[0]
     print(f"\n{first['model']}, {first['batch_size']} images a rank and step, {first['network']}")
-    print("ms a step: median, lowest, highest; to DDP;   MB a step; to DDP")
+    print("ms (median, lowest, highest) and MB sent of a step, and their ratios to DDP")
+    table = []
     for row in rows:
-        time_columns = f"{row['ms']:10.1f}{row['lowest']:10.1f}{row['highest']:10.1f}"
-        ratios = f"{row['ms'] / ddp['ms']:7.2f}{row['MB']:14.3f}{row['MB'] / ddp['MB']:7.2f}"
-        print(f"{time_columns}{ratios}  {row['variant']}", flush=True)
+        columns = {name: row[name] for name in ("ms", "lowest", "highest", "MB")}
+        columns |= {f"{name}/DDP": round(row[name] / ddp[name], 2) for name in ("ms", "MB")}
+        table.append(columns | {"variant": row["variant"]})
+    common.print_table(table)
 
 
-def network():
+def describe_network():
     """The cable in words, from two_hosts.sh."""
     return os.environ.get("CABLE", "one host")
 
@@ -168,10 +170,12 @@ def parse_args():
     add("--matrix-rank", type=int, default=1, help="of PowerSGD's matrices; default: 1")
     add("--json", type=Path, metavar="FILE", help="add the results to this file")
     args = parser.parse_args()
-    results.check(args.json)
+    common.check_file(args.json)
     # Elsewhere eth0 is not what the ranks communicate through.
     if "CABLE" not in os.environ or os.environ.get("WORLD_SIZE") != "2":
-        parser.error("start it with NPROC=1 bash scripts/lab/two_hosts.sh scripts/lab/network.py")
+        parser.error(
+            "start it with NPROC=1 bash scripts/cluster/two_hosts.sh scripts/measure/network.py"
+        )
     if args.steps < 4 or args.steps % 4 or min(args.repeats, args.batch_size, args.matrix_rank) < 1:
         parser.error("--steps must be a multiple of 4, the other numbers must be above 0")
     if "DDP" not in args.variants:
@@ -185,9 +189,9 @@ def main():
     for model in args.models:
         rows = compare(model, args)  # has returned, and the DDP models are gone
         if dist.get_rank() == 0:
-            print_table(rows)
+            print_rows(rows)
             if args.json:
-                results.add_rows(args.json, rows, KEYS)
+                common.add_rows(args.json, rows, KEYS)
     # PowerSGD's last callbacks may still run in gloo's threads, which must not be the ones to free
     # the group. After a barrier they have ended.
     dist.barrier()
