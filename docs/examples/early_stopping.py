@@ -1,0 +1,49 @@
+"""Early stopping: all ranks decide by the same number, so all stop at the same epoch.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/early_stopping.py
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def average_over_ranks(loss_sum, count, device):
+    """Returns the mean loss of all samples of all ranks. Every rank must call it."""
+    totals = torch.tensor([loss_sum, count], device=device)
+    dist.all_reduce(totals)
+    return (totals[0] / totals[1]).item()
+
+
+def should_stop(losses, patience):
+    """Whether the last epochs, as many as patience, have not improved on the best loss before."""
+    return len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
+
+
+def any_rank_wants(flag, device):
+    """Whether the flag is set on any rank, such as after a signal. Every rank must call it."""
+    wanted = torch.tensor(int(flag), device=device)
+    dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
+    return bool(wanted)
+
+
+def find_last_epoch(losses):
+    """Returns the epoch after which training ends with these losses."""
+    epochs = range(1, len(losses) + 1)
+    return next(epoch for epoch in epochs if should_stop(losses[:epoch], patience=2))
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    both = [[0.9, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8], [0.9, 0.8, 0.5, 0.6, 0.45, 0.5, 0.5]]
+    agreed = [average_over_ranks(32 * loss, 32, "cpu") for loss in both[rank]]
+    one_process = [sum(pair) / 2 for pair in zip(*both, strict=True)]
+    epochs = [find_last_epoch(losses) for losses in (both[rank], agreed, one_process)]
+    print(f"rank {rank}: alone {epochs[0]}, agreed {epochs[1]}, one process {epochs[2]}")
+    wanted = any_rank_wants(rank == 1, "cpu")
+    print(f"rank {rank}: stop {wanted}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

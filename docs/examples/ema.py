@@ -1,0 +1,71 @@
+"""The exponential moving average (EMA) of the weights, on every rank.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/ema.py
+"""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+def build_ema(model, decay=0.999):
+    """Returns the averaged model; model is the bare one, not the wrapper."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=False)
+
+
+def train_step(ddp_model, optimizer, ema, inputs, compute_loss):
+    """Updates the weights and their average. All ranks call it."""
+    optimizer.zero_grad()
+    compute_loss(ddp_model(inputs)).backward()
+    optimizer.step()
+    ema.update_parameters(ddp_model.module)  # after the step; it communicates nothing
+
+
+def compute_loss(outputs):
+    """Returns how far the outputs are from 1."""
+    return (outputs - 1).square().mean()
+
+
+class Unchanged:
+    """In place of an average that a rank does not update."""
+
+    def update_parameters(self, model):
+        pass
+
+
+def train(inputs, wrap, update=True):
+    """Trains 20 steps; returns the averaged bias."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    ema, ddp_model = build_ema(model, decay=0.9), wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        train_step(ddp_model, optimizer, ema if update else Unchanged(), inputs, compute_loss)
+    return f"{ema.module.bias.item():.4f}"
+
+
+class Bare(torch.nn.Module):
+    """Looks like the wrapper of DDP, for training in one process."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)
+
+
+def main():
+    rank = dist.get_rank()
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    part = inputs.chunk(2)[rank]
+    one_process, every_rank = train(inputs, Bare), train(part, DistributedDataParallel)
+    rank_0 = train(part, DistributedDataParallel, update=rank == 0)
+    print(f"rank {rank}: one process {one_process}, every rank {every_rank}, rank 0 alone {rank_0}")
+
+
+dist.init_process_group("gloo")
+main()
+dist.destroy_process_group()

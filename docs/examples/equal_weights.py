@@ -1,0 +1,71 @@
+"""A check that all ranks still have the same weights.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/equal_weights.py
+"""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def find_unequal(model):
+    """Returns the names of weights and buffers that differ between ranks; all ranks call it."""
+    names = []
+    for name, tensor in model.state_dict().items():
+        of_rank_0 = tensor.clone()
+        dist.broadcast(of_rank_0, src=0)
+        differs = torch.tensor(int(not tensor.equal(of_rank_0)), device=tensor.device)
+        dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+        if differs:
+            names.append(name)
+    return names
+
+
+class Autoencoder(nn.Module):
+    """A model with several methods, and one forward for all that a training step computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.decoder = nn.Linear(2, 2)
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def decode(self, code):
+        return self.decoder(code)
+
+    def forward(self, x):
+        return self.decode(self.encode(x))
+
+
+def call_methods(ddp_model, x):
+    """The mistake: methods of the model inside are forwards that DDP does not see."""
+    return ddp_model.module.decode(ddp_model.module.encode(x))
+
+
+def train_step(forward, model):
+    """Makes a step on data of this rank; forward computes the output."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    forward(torch.randn(4, 2)).square().mean().backward()
+    optimizer.step()
+
+
+def main():
+    torch.manual_seed(dist.get_rank())
+    model = Autoencoder()
+    ddp_model = DistributedDataParallel(model)
+    lines = [f"1 wrapped: {find_unequal(model)}"]
+    train_step(ddp_model, model)
+    lines.append(f"2 a step with ddp_model: {find_unequal(model)}")
+    train_step(lambda x: call_methods(ddp_model, x), model)
+    lines.append(f"3 a step with ddp_model.module: {find_unequal(model)[:2]} and more")
+    if dist.get_rank() == 0:
+        print(*lines, sep="\n")
+
+
+dist.init_process_group("gloo")
+main()
+dist.destroy_process_group()

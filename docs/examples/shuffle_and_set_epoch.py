@@ -1,0 +1,36 @@
+"""DistributedSampler divides the images, and set_epoch gives every epoch another order.
+
+python docs/examples/shuffle_and_set_epoch.py
+"""
+
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def make_loader(dataset, batch_size, rank, world_size):
+    """Returns a loader of this rank's part, without shuffle=True: the sampler shuffles."""
+    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, seed=0)
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+
+
+def run_epochs(loader, epochs, train_step):
+    """Calls train_step with every batch, in another order in every epoch."""
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            train_step(batch)
+
+
+def main():
+    images = list(range(8))
+    loader = make_loader(images, batch_size=4, rank=0, world_size=2)
+    try:
+        DataLoader(images, sampler=loader.sampler, shuffle=True)
+    except ValueError as error:
+        print("ValueError:", error)
+    print("without set_epoch:", [batch.tolist() for epoch in range(3) for batch in loader])
+    orders = []
+    run_epochs(loader, 3, lambda batch: orders.append(batch.tolist()))
+    print("with set_epoch:", orders)
+
+
+main()

@@ -1,0 +1,105 @@
+"""Join lets a rank without batches take part in the steps of the others; momentum needs more.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/uneven_inputs.py
+"""
+
+import io
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+
+def share_optimizer_state(optimizer, steps):
+    """Gives all ranks the optimizer state of the rank that made the most steps."""
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, steps)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    content = [file.getvalue()]  # bytes, because a pickled tensor would arrive on the sender's GPU
+    dist.broadcast_object_list(content, src=counts.index(max(counts)))
+    file = io.BytesIO(content[0])
+    optimizer.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+
+def train_one_epoch(ddp_model, optimizer, batches, train_step):
+    """Calls train_step(batch) for each batch; a rank may have fewer batches than the others."""
+    steps = 0
+    with Join([ddp_model]):
+        for batch in batches:
+            train_step(batch)
+            steps += 1
+    share_optimizer_state(optimizer, steps)
+
+
+def join_alone(ddp_model, optimizer, batches, train_step):
+    """A mistake: a rank that ran out of batches keeps an old momentum for the next epoch."""
+    with Join([ddp_model]):
+        for batch in batches:
+            train_step(batch)
+
+
+def join_with_zero(ddp_model, optimizer, batches, train_step):
+    """A mistake: all ranks make every step, but the joined rank with its last gradient."""
+    with Join([ddp_model, optimizer]):
+        for batch in batches:
+            train_step(batch)
+
+
+def stop_early(ddp_model, optimizer, batches, train_step):
+    """Lets all ranks stop with an error when one has no more batches."""
+    with Join([ddp_model], throw_on_early_termination=True):
+        for batch in batches:
+            train_step(batch)
+
+
+def train(train_epoch, make=torch.optim.SGD, **options):
+    """Returns this rank's weights after each step of two epochs; rank 0 has fewer batches."""
+    torch.manual_seed(0)
+    ddp_model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    weight, weights = ddp_model.module.weight, []
+    optimizer = make(ddp_model.parameters(), lr=0.1, momentum=0.9, **options)
+
+    def train_step(inputs):
+        optimizer.zero_grad()
+        (ddp_model(inputs) - 1).square().mean().backward()
+        optimizer.step()
+        weights.append(f"{weight.item():.3f}")
+
+    for _ in range(2):
+        batches = [torch.ones(2, 1)] * (2 + dist.get_rank())  # two on rank 0, three on rank 1
+        train_epoch(ddp_model, optimizer, batches, train_step)
+    return weights
+
+
+def train_by_hand():
+    """Returns the weights of one process, where rank 0's gradient is 0 after its last batch."""
+    torch.manual_seed(0)
+    weight, momentum, weights = torch.nn.Linear(1, 1, bias=False).weight.item(), 0.0, []
+    for share in (1, 1, 1 / 2, 1, 1, 1 / 2):
+        momentum = 0.9 * momentum + share * 2 * (weight - 1)
+        weight -= 0.1 * momentum
+        weights.append(f"{weight:.3f}")
+    return weights
+
+
+def main():
+    rank = dist.get_rank()
+    if rank == 1:
+        print("by hand:           rank 1", *train_by_hand())
+    print(f"train_one_epoch:   rank {rank}", *train(train_one_epoch))
+    print(f"mistake, momentum: rank {rank}", *train(join_alone))
+    zero = train(join_with_zero, ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)
+    print(f"mistake, ZeRO:     rank {rank}", *zero)
+    try:
+        train(stop_early)
+    except RuntimeError as error:
+        print(f"stop_early:        rank {rank} {type(error).__name__}")
+
+
+dist.init_process_group("gloo")
+main()
+dist.destroy_process_group()

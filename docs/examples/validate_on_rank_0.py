@@ -1,0 +1,54 @@
+"""Rank 0 validates alone: the bare model, no collective, and a broadcast of the result.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/validate_on_rank_0.py
+"""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the process group, or Python can abort at exit with gloo
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def validate_on_rank_0(evaluate, model, device):
+    """Returns evaluate(model), a list of two numbers, on all ranks; rank 0 alone computes it.
+
+    The other ranks wait in broadcast, at most as long as the timeout of the process group.
+    """
+    result = torch.zeros(2, device=device)
+    if dist.get_rank() == 0:  # No collective may stand in here: no DDP model, no all_reduce.
+        result = torch.tensor(evaluate(model), device=device)
+    dist.broadcast(result, src=0)
+    return result.tolist()
+
+
+def evaluate(model):
+    """Returns [loss, accuracy] of made-up images."""
+    images = torch.arange(12.0).view(4, 3)
+    labels = torch.tensor([0, 1, 1, 0])
+    model.eval()
+    with torch.inference_mode():
+        logits = model(images)
+    loss = nn.functional.cross_entropy(logits, labels).item()
+    accuracy = (logits.argmax(1) == labels).float().mean().item()
+    return [loss, accuracy]
+
+
+def train():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    ddp_model = DistributedDataParallel(model)
+    ddp_model(torch.full((4, 3), float(dist.get_rank()))).sum().backward()
+    # model, and not ddp_model, whose forward could broadcast the buffers of BatchNorm.
+    loss, accuracy = validate_on_rank_0(evaluate, model, "cpu")
+    print(f"rank {dist.get_rank()}: loss {loss:.4f}, accuracy {accuracy:.2f}")
+
+
+def main():
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
