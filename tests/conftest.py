@@ -7,11 +7,27 @@ import subprocess
 import uuid
 
 import pytest
+from _pytest.mark.expression import Expression
 from launch import Launch, commands_for
 
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C;
 # torch ends the workers of mp.spawn by it. A handler is back to the default in new programs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def wants_gpus(expression):
+    """Whether -m selects tests marked gpu and no others, as `gpu and not slow` does."""
+    if not expression:
+        return False
+    select = Expression.compile(expression).evaluate
+    others = [set(), {"slow"}, {"stress"}, {"slow", "stress"}]
+    return select({"gpu"}.__contains__) and not any(select(m.__contains__) for m in others)
+
+
+def pytest_configure(config):
+    """Hides the GPUs from tests that count on gloo and the CPU: all but those marked gpu."""
+    if not wants_gpus(config.getoption("markexpr")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture
@@ -27,8 +43,8 @@ def launch(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.__exit__()
+    for run in started:
+        run.__exit__()
 
 
 def can_make_hosts():
@@ -72,9 +88,9 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints what tests have to say beside pass or fail: record_property("says", words)."""
+    """Prints what tests have to say beside pass or fail: record_property("says", text)."""
     for reports in terminalreporter.stats.values():
         for report in reports:
-            for name, words in getattr(report, "user_properties", ()):
+            for name, text in getattr(report, "user_properties", ()):
                 if name == "says" and report.when == "call":
-                    terminalreporter.write_line(words)
+                    terminalreporter.write_line(text)

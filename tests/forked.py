@@ -17,20 +17,22 @@ SETTINGS = {"OMP_NUM_THREADS": "1"}
 SETTINGS |= {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
-def as_main(script, words, folder, environment):
+def as_main(script, arguments, folder, environment):
     """The child's part: the script as __main__ in folder, with its output in the files out, err."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), number)
     os.chdir(folder)
     os.environ |= environment
-    sys.argv = [str(script), *map(str, words)]
+    sys.argv = [str(script), *map(str, arguments)]
+    # A DataLoader's workers come from the script's own process: this one cannot reach the server.
+    multiprocessing.set_start_method("fork", force=True)
     runpy.run_path(str(script), run_name="__main__")
 
 
-def start(script, words, folder, environment):
+def start(script, arguments, folder, environment):
     """Starts a script; returns its process."""
     folder.mkdir(parents=True)
-    process = CONTEXT.Process(target=as_main, args=(script, words, folder, environment))
+    process = CONTEXT.Process(target=as_main, args=(script, arguments, folder, environment))
     with mock.patch.dict(os.environ, SETTINGS):
         process.start()
     return process
@@ -49,9 +51,9 @@ def end(processes, seconds):
     return codes
 
 
-def run_forked(script, words, folder, seconds=20):
+def run_forked(script, arguments, folder, seconds=20):
     """Returns (exit status, stdout, stderr); the status is None when it took longer."""
-    (code,) = end([start(REPO / script, words, folder, {})], seconds)
+    (code,) = end([start(REPO / script, arguments, folder, {})], seconds)
     return code, (folder / "out").read_text(), (folder / "err").read_text()
 
 

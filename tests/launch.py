@@ -13,12 +13,13 @@ import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
+from messages import pattern
+from scripts_list import DDP, PLAIN, SCRIPTS
 
+__all__ = ["DDP", "PLAIN", "SCRIPTS"]  # Test modules take these from here.
 REPO = Path(__file__).resolve().parents[1]
-PLAIN = ("snsc.py", "snmc_dp.py")
-DDP = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py", "mnmc_ddp_slurm.py")
-SCRIPTS = PLAIN + DDP
 
 INIT = re.compile(
     r"^\[init\] rank (?P<rank>\d+)/(?P<world>\d+) \| local rank (?P<local>\d+) \| "
@@ -32,13 +33,20 @@ EPOCH = re.compile(
     r"\| (?P<speed>\d+) img/s \| (?P<seconds>[\d.]+) s$",
     re.MULTILINE,
 )
-# What torchrun says of itself when it sets OMP_NUM_THREADS; the only line not ours in a good run.
-TORCHRUN_SAYS = re.compile(r"^W\d{4} .*torch/distributed/run\.py:\d+\].*\n?", re.MULTILINE)
+# What torchrun says of itself in a good run: that it sets OMP_NUM_THREADS; and that it found no
+# store at the end, where the torchrun of node 0, which has the store, ended first.
+TORCHRUN_SAYS = re.compile(
+    r"^W\d{4} .*torch/distributed/run\.py:\d+\].*\n?"
+    r"|^\[W\S+ \S+ TCPStore\.cpp:\d+\] \[c10d\] recvValueWithTimeout failed .*\n(?:.+\n)*\n"
+    r"|^E\d{4} .*/elastic/agent/server/api\.py:\d+\] Error waiting on exit barrier\..*\n"
+    r"(?:E\d{4} .*/elastic/agent/server/api\.py:\d+\].*\n?)*",
+    re.MULTILINE,
+)
 
 
-def gave_up(words):
-    """A pattern for gloo's time-out in these words, or in others: its threads race to say it."""
-    return re.compile(f"{words} for (recv|send)|Application timeout caused pair closure")
+def gave_up(message):
+    """A pattern for gloo's time-out after the milliseconds in this message."""
+    return re.compile(pattern("rank stalled", re.search(r"\d+", message)[0]))
 
 
 def without_gloo_lines(text):
@@ -64,17 +72,24 @@ def shape(line):
     return re.sub(r"[\d.]+", "0", " ".join(line.split()))
 
 
+# Launch replaces it by a new file in its folder: no port, which another run could take.
+MEETING_POINT = "file:///the meeting point of this launch"
+
+
+def marked_processes(mark):
+    """The processes that run with this NAME=value in their environment, the oldest first."""
+    name, value = mark.split("=")
+    # environ is None for a process of somebody else, and empty for a zombie.
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(name) == value
+    ]
+
+
 def marked_pids(mark):
     """Process ids of all that runs with this NAME=value in its environment."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            alive = environ.with_name("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-            if alive and mark.encode() in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
-        except OSError:  # it ended meanwhile, or belongs to somebody else
-            continue
-    return found
+    return [process.pid for process in marked_processes(mark)]
 
 
 class Launch:
@@ -93,13 +108,18 @@ class Launch:
         settings |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         # One thread each: launches run side by side, and more would only wait for one another.
         settings |= {name: value, "OMP_NUM_THREADS": "1"} | (env or {})
-        self.commands, self.processes, self.outputs = commands, [], []
-        for number, command in enumerate(commands):
+        self.processes, self.outputs = [], []
+        meeting_point = f"file://{folder.resolve()}/{value}.meeting-point"
+        self.commands = [
+            [meeting_point if word == MEETING_POINT else str(word) for word in command]
+            for command in commands
+        ]
+        for number, command in enumerate(self.commands):
             paths = [folder / f"{value}.{number}.{kind}" for kind in ("out", "err")]
             with paths[0].open("w") as out, paths[1].open("w") as err:
                 self.processes.append(
                     subprocess.Popen(
-                        [str(word) for word in command],
+                        command,
                         stdin=subprocess.DEVNULL,
                         stdout=out,
                         stderr=err,
@@ -128,16 +148,14 @@ class Launch:
 
     def pid_of(self, rank):
         """Process id of a rank, by its environment, its options, or the order of spawning."""
-        spawned, commands = [], {}
-        for pid in sorted(self.pids()):
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                commands[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if f"RANK={rank}".encode() in environ or f"--rank {rank} " in commands[pid]:
-                    return pid
-                if "spawn_main" in commands[pid]:
-                    spawned.append(pid)
-        if spawned:
+        commands = {}
+        for process in marked_processes(self.mark):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                commands[process.pid] = " ".join([*process.cmdline(), ""])
+                by_environment = process.info["environ"].get("RANK") == str(rank)
+                if by_environment or f"--rank {rank} " in commands[process.pid]:
+                    return process.pid
+        if spawned := [pid for pid, command in commands.items() if "spawn_main" in command]:
             return spawned[rank]
         assert rank == 0 and len(commands) == 1, f"no rank {rank} in {commands}\n{self.story()}"
         return next(iter(commands))
@@ -164,8 +182,7 @@ class Launch:
         for command, process, paths in zip(
             self.commands, self.processes, self.outputs, strict=True
         ):
-            words = " ".join(map(str, command))
-            parts.append(f"$ {words}\n(exit status {process.returncode})")
+            parts.append(f"$ {' '.join(command)}\n(exit status {process.returncode})")
             parts += [f"--- {path.suffix[1:]}\n{path.read_text()}" for path in paths]
         return "\n".join(parts)
 
@@ -239,10 +256,10 @@ def commands_for(script, processes, *options):
         assert processes == 1
         return [["python", path, *options]]
     if script == "mnmc_ddp_tcp.py":
-        address = ["--init-method", f"tcp://127.0.0.1:{free_port()}", "--world-size", processes]
+        address = ["--init-method", MEETING_POINT, "--world-size", processes]
         return [["python", path, *address, "--rank", rank, *options] for rank in range(processes)]
     if script == "mnmc_ddp_mp.py":
-        address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
+        address = ["--init-method", MEETING_POINT]
         return [["python", path, "--nproc-per-node", processes, *address, *options]]
     return [["torchrun", "--standalone", "--nproc-per-node", processes, path, *options]]
 
@@ -252,7 +269,7 @@ def docstring_commands(script):
     text = ast.get_docstring(ast.parse((REPO / script).read_text())).replace("\\\n", " ")
     lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
     commands = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in commands if words]
+    return [command for command in commands if command]
 
 
 def page_commands(page, section):

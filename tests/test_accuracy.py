@@ -1,21 +1,21 @@
 """The accuracies on the page on performance are those that the scripts print."""
 
 import json
-import os
 import signal
 
 import pytest
 from launch import REPO, page_commands
 
-PAGE = "docs/performance.md"
-COMMANDS = page_commands(PAGE, "Accuracy as processes are added")
-COMMANDS += page_commands(PAGE, "What the hooks cost in accuracy")
+COMMANDS = page_commands("docs/performance.md", "Accuracy as processes are added")
+COMMANDS += page_commands("docs/slow_network.md", "What the hooks cost in accuracy")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_accuracies_are_those_of_the_script(launch, tmp_path):
     """The page's three commands in small; each of the three ways, and one run by hand."""
+    import accuracy
+
     path = tmp_path / "accuracy.json"
     small = f"--dataset synthetic --processes 2 --seeds 3 --epochs 1 --json {path}"
     commands = "\n".join(f"{command} {small}" for command in COMMANDS)
@@ -30,36 +30,36 @@ def test_accuracies_are_those_of_the_script(launch, tmp_path):
     ]
     assert [f"{row['accuracy']:.2f}" in run.out for row in rows] == [True] * 4, run.story()
     options = ("--dataset", "synthetic", "-e", 1, "-b", 128, "--seed", 3)
-    threads = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // 2))}  # as the program sets it
+    threads = {"OMP_NUM_THREADS": str(max(1, accuracy.count_cores() // 2))}
     by_hand = launch("mnmc_ddp_env.py", 2, *options, env=threads).succeeded().epochs()
     assert rows[0]["accuracy"] == by_hand[0]["test"]
     assert all(row["accuracy"] > 95 for row in rows)
 
 
-def test_ways_are_the_recipes_of_the_cookbook(tmp_path):
+def test_ways_have_the_hooks_of_their_patches(tmp_path):
     import accuracy
 
-    assert accuracy.script_of("DDP", tmp_path) == REPO / "mnmc_ddp_env.py"
+    assert accuracy.write_script("DDP", tmp_path) == REPO / "mnmc_ddp_env.py"
     for way, hook in (("bf16 hook", "bf16_compress_hook"), ("PowerSGD", "powerSGD_hook")):
-        assert f"hook={hook})" in accuracy.script_of(way, tmp_path).read_text()
+        assert f"hook={hook})" in accuracy.write_script(way, tmp_path).read_text()
 
 
 def test_seeds_of_another_call_stay_in_the_file(tmp_path):
-    import results
+    import common
 
     for seed in (0, 1, 0):
-        results.add_rows(tmp_path / "file.json", [{"seed": seed, "accuracy": seed + 90}], ["seed"])
+        common.add_rows(tmp_path / "file.json", [{"seed": seed, "accuracy": seed + 90}], ["seed"])
     found = json.loads((tmp_path / "file.json").read_text())
     assert [row["seed"] for row in found["rows"]] == [1, 0]
     other = (tmp_path / "file.json").read_text().replace(found["machine"], "an abacus")
     (tmp_path / "file.json").write_text(other)
     with pytest.raises(SystemExit, match="another machine: an abacus"):
-        results.add_rows(tmp_path / "file.json", [], ["seed"])
+        common.add_rows(tmp_path / "file.json", [], ["seed"])
 
 
 @pytest.mark.slow
 def test_stopped_measurement_leaves_no_rank(launch):
-    command = ["python", "scripts/lab/accuracy.py", "--dataset", "synthetic", "--epochs", 1000]
+    command = ["python", "scripts/measure/accuracy.py", "--dataset", "synthetic", "--epochs", 1000]
     run = launch([[*command, "--processes", 2]])
     run.wait_for(lambda: len(run.pids()) >= 4, 60, "torchrun and two ranks")
     run.processes[0].send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_stopped_measurement_leaves_no_rank(launch):
 @pytest.mark.slow
 def test_failed_training_and_wrong_sizes_are_said(launch, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    command = ["python", REPO / "scripts/lab/accuracy.py", "--processes", 1, "--seeds", 0]
+    command = ["python", REPO / "scripts/measure/accuracy.py", "--processes", 1, "--seeds", 0]
     run = launch([[*command, "--data-root", tmp_path / "file"]]).wait()
     last = run.err.strip().splitlines()[-1]  # below torchrun's page about the failure
     assert run.codes == [1] and last.startswith("the training failed: "), run.story()

@@ -73,7 +73,23 @@ def test_textbook_images_are_the_usual_ones():
     assert label == 8
 
 
+def test_on_a_gpu_nccl_gets_the_device_and_the_memory_is_the_gpus(monkeypatch):
+    """Calls of CUDA are replaced, because a GPU is seldom there."""
+    import benchmark
+
+    gpu, calls = torch.device("cuda", 1), []
+    monkeypatch.setattr(
+        benchmark.dist, "init_process_group", lambda **options: calls.append(options)
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {gpu: 3 * 2**20}.get)
+    for device in (gpu, torch.device("cpu")):
+        benchmark.join(0, 2, "file:///new", device)
+    assert [(c["backend"], c["device_id"]) for c in calls] == [("nccl", gpu), ("gloo", None)]
+    assert benchmark.measure_peak(gpu) == 3
+    assert benchmark.measure_peak(torch.device("cpu")) > 100
+
+
 def test_wrong_sizes_are_answered_in_one_line(launch):
-    run = launch([["python", REPO / "scripts/lab/benchmark.py", "--images", "0"]]).wait()
+    run = launch([["python", REPO / "scripts/measure/benchmark.py", "--images", "0"]]).wait()
     assert run.codes == [2]
     assert re.search("error: sizes, images and repeats must be above 0$", run.err.strip())

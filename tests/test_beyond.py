@@ -6,7 +6,9 @@ import re
 import shutil
 import signal
 
+import patches
 import pytest
+import test_labs
 import torch
 import update_pages
 from launch import REPO, Launch, page_commands
@@ -14,8 +16,7 @@ from test_by_hand import train
 from tiny_data import accept_any_cifar10, write_cifar10
 
 PAGE = (REPO / "docs" / "beyond_ddp.md").read_text()
-PATCHES = [b for b in update_pages.read_blocks(PAGE) if b.mark.startswith("patch ")]
-PATCHED = ["ZeRO-1", "FSDP2"]
+PATCHED = {"ZeRO-1": "zero1", "FSDP2": "fsdp2"}  # the patch of each version
 ROUNDING = 1e-6
 
 
@@ -26,12 +27,12 @@ def script_of(name, folder):
     """
     folder.mkdir(exist_ok=True)
     if name in PATCHED:
-        (patch,) = (block for block in PATCHES if block.heading.startswith(name))
-        return update_pages.patched(patch, folder)
+        return patches.write_patched([PATCHED[name]], folder)
     path, text = folder / "ddp.py", (REPO / "mnmc_ddp_env.py").read_text()
-    assert text.count(", memory_format=torch.channels_last") == 1
+    weights = ".to(device, memory_format=torch.channels_last)"
+    assert text.count(weights) == 1
     if name == "DDP for FSDP2":
-        text = text.replace(", memory_format=torch.channels_last", "")
+        text = text.replace(weights, ".to(device)")
     path.write_text(text)
     return path
 
@@ -43,7 +44,7 @@ def assert_same(found, expected, **tolerance):
     groups = zip(
         found["optimizer"]["param_groups"], expected["optimizer"]["param_groups"], strict=True
     )
-    assert all(one == other for one, other in groups)
+    assert all(group == other for group, other in groups)
     for part in (lambda c: c["model"], lambda c: c["optimizer"]["state"]):
         assert list(part(found)) == list(part(expected))
         torch.testing.assert_close(
@@ -60,10 +61,21 @@ def test_two_ranks_reach_the_checkpoint_of_ddp_to_the_bit(tmp_path, name):
 
 def test_page_counts_lines():
     rows = re.findall(r"^\| \[(\S+)\]\S+ \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
-    assert [row[0] for row in rows] == PATCHED
-    for row, patch in zip(rows, PATCHES, strict=True):
-        counts = [len(re.findall(mark, patch.code, re.M)) for mark in (r"^\+(?!\+\+)", r"^-(?!--)")]
+    assert [row[0] for row in rows] == list(PATCHED)
+    for row, name in zip(rows, PATCHED.values(), strict=True):
+        diff = patches.read_patch(name).diff
+        counts = [len(re.findall(mark, diff, re.M)) for mark in (r"^\+(?!\+\+)", r"^-(?!--)")]
         assert [int(number) for number in row[1:]] == counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "heading", ("ZeRO-1: split the optimizer state", "FSDP2: split everything")
+)
+def test_commands_of_the_page(tmp_path, heading):
+    commands = test_labs.start(tmp_path, heading, "docs/beyond_ddp.md")
+    with Launch(commands, tmp_path / "output", cwd=tmp_path) as run:
+        assert [line["count"] for line in run.succeeded().epochs()] == [2000], run.story()
 
 
 @pytest.fixture
@@ -73,9 +85,9 @@ def resnet(launch, tmp_path):
     settings = accept_any_cifar10(tmp_path / "site")
 
     def start(script, processes, *options):
-        words = ["--dataset", "cifar10", "--data-root", tmp_path / "data", "-b", "10", *options]
+        arguments = ["--dataset", "cifar10", "--data-root", tmp_path / "data", "-b", "10", *options]
         torchrun = ["torchrun", "--standalone", "--nproc-per-node", processes]
-        return launch([[*torchrun, script, *words]], env=settings)
+        return launch([[*torchrun, script, *arguments]], env=settings)
 
     return start
 
@@ -127,16 +139,16 @@ def test_killed_and_resumed_from_a_checkpoint_of_snsc(launch, tmp_path, name):
     paths = {}
     for version in (f"DDP for {name}", name):
         paths[version] = shutil.copy(start, tmp_path / f"{version}.pt")
-        words = ["torchrun", "--standalone", "--nproc-per-node", 2]
-        words += [script_of(version, tmp_path / "scripts"), *options, 3]
-        words += ["--checkpoint", paths[version]]
-        run = launch([words])
+        command = ["torchrun", "--standalone", "--nproc-per-node", 2]
+        command += [script_of(version, tmp_path / "scripts"), *options, 3]
+        command += ["--checkpoint", paths[version]]
+        run = launch([command])
         if version == name:
             run.wait_for(lambda run=run: "epoch 2/3" in run.out, 60, "the second epoch")
             os.kill(run.pid_of(1), signal.SIGKILL)
             assert run.wait().codes != [0], run.story()
             assert torch.load(paths[name], weights_only=True)["epoch"] == 2
-            run = launch([words])
+            run = launch([command])
             run.wait()
             assert "resumed" in run.out and "epoch 3/3" in run.out, run.story()
         run.succeeded()
@@ -176,9 +188,9 @@ def test_sync_batchnorm_has_the_group_of_batchnorm(tmp_path):
     """SyncBatchNorm trains on GPUs only: on a CPU torch says so, after the model was sharded."""
     script = script_of("FSDP2", tmp_path / "scripts")
     write_cifar10(tmp_path / "data")
-    words = ["--dataset", "cifar10", "--data-root", tmp_path / "data", "-b", "10", "--sync-bn"]
+    options = ["--dataset", "cifar10", "--data-root", tmp_path / "data", "-b", "10", "--sync-bn"]
     with Launch(
-        [["torchrun", "--standalone", "--nproc-per-node", 2, script, *words]],
+        [["torchrun", "--standalone", "--nproc-per-node", 2, script, *options]],
         tmp_path / "run",
         env=accept_any_cifar10(tmp_path / "site"),
     ) as run:
@@ -199,8 +211,8 @@ def test_model_that_fits_with_fsdp2_only(launch):
         for block in update_pages.read_blocks(PAGE)
         if block.heading == "A model that does not fit" and block.language == "text"
     )
-    shown, said = (re.sub(r"\d{5,}", "N", text) for text in (message.strip(), ddp.err))
-    assert shown in said, ddp.story()  # torch 2.8 runs out later, at a smaller request
+    shown, stderr = (re.sub(r"\d{5,}", "N", text) for text in (message.strip(), ddp.err))
+    assert shown in stderr, ddp.story()  # torch 2.8 runs out later, at a smaller request
     line = r"^step (\d) \| loss ([\d.]+) \| (\d+) MB in use$"
     steps = []
     for command in (TOO_LARGE[1], f"{TOO_LARGE[0]} --megabytes 1000"):

@@ -12,6 +12,7 @@ import pytest
 import reference
 import torch
 from launch import commands_for
+from messages import pattern
 from tiny_data import write_mnist
 from torchvision.datasets import MNIST
 
@@ -78,8 +79,8 @@ def test_checkpoint_holds_model_optimizer_and_epoch(tmp_path):
     assert snsc.load_checkpoint(tmp_path / "last.pt", other_model, other_optimizer) == 3
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other_model.state_dict()[name])
-    for one, other in zip(optimizer.state.values(), other_optimizer.state.values(), strict=True):
-        assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
+    for entry, other in zip(optimizer.state.values(), other_optimizer.state.values(), strict=True):
+        assert torch.equal(entry["momentum_buffer"], other["momentum_buffer"])
     saved = torch.load(tmp_path / "last.pt", weights_only=True)
     assert saved.keys() == {"model", "optimizer", "epoch"}
     assert not any(name.startswith("module.") for name in saved["model"])
@@ -87,12 +88,14 @@ def test_checkpoint_holds_model_optimizer_and_epoch(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
-    """SIGKILL at 40 random moments, of a process that does nothing but save."""
+    """SIGKILL at 40 random moments after its first save, of a process that does nothing else."""
     path = tmp_path / "last.pt"
     model, optimizer = parts()
     snsc.save_checkpoint(path, model, optimizer, 0)
     moments, epochs = random.Random(0), [0]
+    started = time.monotonic()
     for _ in range(40):
+        before = path.stat().st_mtime_ns
         child = os.fork()
         if child == 0:
             try:
@@ -100,12 +103,13 @@ def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
                     snsc.save_checkpoint(path, model, optimizer, epoch)
             finally:
                 os._exit(1)  # An error must not go on as a second pytest.
-        time.sleep(moments.uniform(0.01, 0.05))
+        while path.stat().st_mtime_ns == before and time.monotonic() < started + 200:
+            time.sleep(0.001)  # until it has saved for the first time
+        time.sleep(moments.uniform(0, 0.04))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         epochs.append(snsc.load_checkpoint(path, model, optimizer))
-    assert epochs == sorted(epochs)
-    assert epochs[-1] > 5  # it did save
+    assert epochs == sorted(set(epochs))  # each child did save
     assert {file.name for file in tmp_path.iterdir()} <= {"last.pt", "last.pt.tmp"}
 
 
@@ -183,18 +187,16 @@ def test_file_that_is_no_checkpoint_is_refused_in_one_line(tmp_path, kind):
     model, optimizer = parts()
     snsc.save_checkpoint(path, model, optimizer, 1)
     spoil(kind, path)
-    with pytest.raises(
-        SystemExit, match=r"last.pt cannot be read as a checkpoint \(\w+\)$"
-    ) as said:
+    with pytest.raises(SystemExit, match=rf"last.pt {pattern('no checkpoint')}: \w+\(") as error:
         snsc.load_checkpoint(path, model, optimizer)
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value) and "set to False" not in str(error.value)
     assert not (tmp_path / "ran").exists()
 
 
 FOREIGN = {
     "no dictionary": "list indices must be integers",
     "weights alone": "'model'",
-    "of another model": r'Unexpected key\(s\) in state_dict: "weight", "bias"',
+    "of another model": f'{pattern("other model")}: "weight", "bias"',
 }
 
 
@@ -206,7 +208,7 @@ def test_checkpoint_of_something_else_is_refused_and_kept(tmp_path, kind):
     snsc.save_checkpoint(path, model, optimizer, 1)
     spoil(kind, path)
     foreign = path.read_bytes()
-    with pytest.raises((TypeError, KeyError, RuntimeError), match=FOREIGN[kind]) as said:
+    with pytest.raises((TypeError, KeyError, RuntimeError), match=FOREIGN[kind]) as error:
         snsc.load_checkpoint(path, model, optimizer)
-    assert re.search(FOREIGN[kind], str(said.value).splitlines()[-1])
+    assert re.search(FOREIGN[kind], str(error.value).splitlines()[-1])
     assert path.read_bytes() == foreign

@@ -7,6 +7,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from messages import says
 from tiny_data import write_mnist
 
 OPTIONS = ("-e", 1, "-b", 8)
@@ -75,7 +76,22 @@ def test_download_cut_off_half_way_is_not_taken_for_data(launch, tmp_path, mirro
     mirror.breaks_off = True
     run = launch("mnmc_ddp_tcp.py", 2, *options, env=env).wait()
     assert 0 not in run.codes, run.story()
-    assert run.err.count("cannot load mnist: --dataset synthetic") == 1, run.story()
+    assert run.err.count("--dataset synthetic") == 1, run.story()
+    assert says("download failed", run.err), run.story()
     mirror.breaks_off = False
     run = launch("mnmc_ddp_tcp.py", 2, *options, env=env).succeeded()
     assert run.epochs()[0]["count"] == 11, run.story()
+
+
+def test_each_node_downloads_once_into_a_folder_of_its_own(launch, tmp_path, mirror):
+    """Two nodes of two processes, with the --local-rank that the page gives them."""
+    env = mirror.settings(tmp_path / "site")
+    address = ["--init-method", f"file://{tmp_path}/rendezvous", "--world-size", 4]
+    commands = []
+    for rank in range(4):
+        folder = ["--data-root", tmp_path / f"node {rank // 2}"]
+        numbers = ["--rank", rank, "--local-rank", rank % 2]
+        commands.append(["python", "mnmc_ddp_tcp.py", *address, *numbers, *folder, *OPTIONS])
+    run = launch(commands, env=env).succeeded()
+    assert run.epochs()[0]["count"] == 11, run.story()
+    assert dict(mirror.asked) == dict.fromkeys(mirror.files, 2)

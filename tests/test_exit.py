@@ -42,35 +42,21 @@ def test_no_thread_of_gloo_is_left(launch, tmp_path, script):
 
 
 # The scripts import torchvision, which imports torch.distributed.nn on its way. This does not.
-ALONE = """
-import os
-import torch
-import torch.distributed as dist
-import torch.distributed.nn
-
-def train():
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-    model(torch.ones(2, 4)).sum().backward()
-
-before = len(os.listdir("/proc/self/task"))
-dist.init_process_group("gloo")
-train()
-dist.destroy_process_group()
-print(len(os.listdir("/proc/self/task")) - before, flush=True)
-"""
+ALONE = (REPO / "docs" / "examples" / "clean_exit.py").read_text()
+IMPORT = "import torch.distributed.nn  # before init_process_group\n"
 
 
 @pytest.mark.parametrize("imported", (True, False))
 def test_early_import_is_what_lets_the_threads_go(tmp_path, imported):
-    """Without it they are still there after destroy_process_group."""
-    text = ALONE if imported else ALONE.replace("import torch.distributed.nn\n", "")
-    (tmp_path / "alone.py").write_text(text)
+    """Without it the page's program still has threads after destroy_process_group."""
+    assert ALONE.count(IMPORT) == 1
+    (tmp_path / "alone.py").write_text(ALONE if imported else ALONE.replace(IMPORT, ""))
     command = [sys.executable, tmp_path / "alone.py"]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     env = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"} | address
-    said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120).stdout
-    left = int(said.splitlines()[-1])
-    assert left == 0 if imported else left > 0
+    output = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120).stdout
+    left = int(output.split()[-1])
+    assert left == 0 if imported else left > 0, output
 
 
 CYCLES = """

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, gave_up, page_commands, quick_for
+from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, page_commands, quick_for
+from messages import says
 
 import snsc
 
@@ -55,11 +56,11 @@ def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, scr
     seen = []
     for victim in (processes - 1, 0):
         run = launch(script, processes, *OPTIONS, "--checkpoint", path)
-        run.wait_for(run.epochs, 60, "an epoch")
+        run.wait_for(run.epochs, 120, "an epoch")
         os.kill(run.pid_of(victim), signal.SIGKILL)
         gone(run, 30)
         if script == "mnmc_ddp_tcp.py":  # no launcher that would end the other
-            assert re.search("Connection closed by peer|Connection reset by peer", run.err), run.err
+            assert says("rank died", run.err), run.err
         seen += run.metrics()
     run = launch(script, processes, *OPTIONS, "--checkpoint", path).succeeded()
     assert [len(seen), len(run.metrics())] == [2, 1], run.story()
@@ -81,13 +82,13 @@ def test_torchrun_restarts_killed_ranks_by_itself(launch, tmp_path, by):
     """The restarted ranks resume and end with the metrics of an undisturbed run."""
     metrics, _ = undisturbed(launch, tmp_path, 2)
     if by == "the page":
-        command, _ = page_commands("docs/clusters.md", "Fault tolerance and elastic training")
+        command, *_ = page_commands("docs/clusters.md", "Fault tolerance and elastic training")
         command = command.replace("gpu", "2").replace("checkpoints/last.pt", f"{tmp_path}/last.pt")
     else:
         command = "NPROC=2 MAX_RESTARTS=1 bash scripts/mnmc_ddp_env.sh --checkpoint "
         command += f"{tmp_path}/last.pt"
     run = launch([["bash", "-c", f"{command} {' '.join(map(str, OPTIONS))}"]])
-    run.wait_for(run.epochs, 60, "an epoch")
+    run.wait_for(run.epochs, 120, "an epoch")
     os.kill(run.pid_of(1), signal.SIGKILL)
     run.succeeded()
     assert len(run.inits()) == 4, run.story()  # both ranks started twice
@@ -130,13 +131,9 @@ def test_stalled_rank_ends_the_others(launch):
     for script, run in runs.items():
         # mp.spawn shows what rank 0 said when all have ended: half a minute after a SIGTERM, which
         # a stopped process cannot take, it sends SIGKILL. So does torchrun.
-        seconds = 10 + 40 if script == "mnmc_ddp_mp.py" else 10 + 10
-        run.wait_for(
-            lambda run=run: gave_up("Timed out waiting 10000ms").search(run.err),
-            seconds,
-            "rank 0 to give up",
-        )
-        assert re.search(r"File .*mnmc_ddp_.* in (train_one_epoch|evaluate)", run.err), run.story()
+        run.wait_for(lambda run=run: says("rank stalled", run.err, 10000), 120, "rank 0 to give up")
+        assert re.search(r"File .*mnmc_ddp_", run.err), run.story()
+        assert says("rank stalled in training", run.err), run.story()
         if script == "mnmc_ddp_tcp.py":  # no launcher that would end the stopped rank
             os.kill(run.pid_of(1), signal.SIGKILL)
         gone(run, 60)
@@ -149,12 +146,12 @@ def test_rank_that_never_comes_is_told_by_the_last_line(launch):
         tcp = ["python", "mnmc_ddp_tcp.py", "--world-size", 2, "--init-method"]
         mp = ["python", "mnmc_ddp_mp.py", "--nodes", 2, "--nproc-per-node", 1, "--init-method"]
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        late, refused = "Timed out after", "The client socket has timed out"
+        late, refused = "ranks are missing", "nobody listens"
         commands = [
             ([*tcp, f"tcp://127.0.0.1:{free_port()}"], late),
             ([*tcp, f"tcp://127.0.0.1:{free_port()}", "--rank", 1], refused),
-            ([*tcp, f"tcp://127.0.0.1:{taken}"], "EADDRINUSE"),
-            ([*tcp, "tcp://no.such.host.invalid:1", "--rank", 1], "no.such.host.invalid"),
+            ([*tcp, f"tcp://127.0.0.1:{taken}"], "port is taken"),
+            ([*tcp, "tcp://no.such.host.invalid:1", "--rank", 1], "name is unknown"),
             ([*mp, f"tcp://127.0.0.1:{free_port()}"], late),
             (["python", "mnmc_ddp_env.py"], late),
             (["python", "mnmc_ddp_slurm.py"], late),
@@ -164,10 +161,10 @@ def test_rank_that_never_comes_is_told_by_the_last_line(launch):
             launch([[*command, *common]], env=alone | {"MASTER_PORT": str(free_port())})
             for command, _ in commands
         ]
-        for run, (_, said) in zip(runs, commands, strict=True):
+        for run, (_, message) in zip(runs, commands, strict=True):
             gone(run, 90)
             assert run.out == "", run.story()  # no [init] line
-            assert said in run.last_line(), run.story()
+            assert says(message, run.last_line()), run.story()
 
 
 @pytest.mark.parametrize("script", quick_for(DDP[:3], "mnmc_ddp_env.py"))
@@ -200,7 +197,7 @@ def test_file_left_over_from_a_killed_run_never_hangs(launch, tmp_path):
     assert (tmp_path / "meet").exists()
     late = launch([[*ranks[0], "--timeout", 2]]).wait(60)
     assert late.codes == [1]
-    assert re.search("Connect|connect|timed out|Timed out", late.last_line()), late.story()
+    assert says("file is left over", late.last_line()), late.story()
     (tmp_path / "meet").unlink()
     once = [[*rank, "-e", 1] for rank in ranks]
     assert launch(once).succeeded().epochs()[0]["count"] == 2000

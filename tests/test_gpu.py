@@ -2,16 +2,20 @@
 
 import re
 
+import patches
 import pytest
 import torch
-from launch import DDP, commands_for
-from tiny_data import accept_any_cifar10, write_cifar10
+import who_hangs
+from launch import DDP, Launch, commands_for
+from tiny_data import accept_any_cifar10, write_cifar10, write_mnist
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 SYNTHETIC = ("--dataset", "synthetic", "-e", "2")
+# Since torch 2.15 nccl is another implementation. The variable brings back that of 2.14.
+BOTH_NCCL = pytest.mark.parametrize("nccl2", ("1", "0"), ids=("nccl2", "nccl-legacy"))
 
 
 def learned(run):
@@ -22,10 +26,11 @@ def learned(run):
     return last
 
 
+@BOTH_NCCL
 @pytest.mark.parametrize("script", DDP)
-def test_nccl_with_one_process(launch, script):
+def test_nccl_with_one_process(launch, script, nccl2):
     """By hand and under each launcher, and no warning is printed, from nccl neither."""
-    run = launch(script, 1, *SYNTHETIC)
+    run = launch(script, 1, *SYNTHETIC, env={"TORCH_DIST_USE_NCCL2": nccl2})
     learned(run)
     assert run.inits() == [(0, 1, 0, "cuda:0", "nccl")], run.story()
 
@@ -37,9 +42,10 @@ def test_two_gloo_processes_share_a_gpu(launch):
     assert [row[3] for row in run.inits()] == ["cuda:0", f"cuda:{1 % count}"], run.story()
 
 
-def test_two_nccl_processes_want_two_gpus(launch):
+@BOTH_NCCL
+def test_two_nccl_processes_want_two_gpus(launch, nccl2):
     """With one they fail while they join, not in the training; with two they train."""
-    run = launch("mnmc_ddp_env.py", 2, *SYNTHETIC).wait()
+    run = launch("mnmc_ddp_env.py", 2, *SYNTHETIC, env={"TORCH_DIST_USE_NCCL2": nccl2}).wait()
     if torch.cuda.device_count() > 1:
         learned(run)
     else:
@@ -61,13 +67,34 @@ def test_sync_bn_learns(launch):
     learned(launch("mnmc_ddp_env.py", 1, *SYNTHETIC, "--sync-bn"))
 
 
-def test_resnet_under_ddp_without_a_stride_warning(launch, tmp_path):
-    """channels_last weights and gradients that are views of DDP's buckets fit together."""
+@BOTH_NCCL
+@pytest.mark.parametrize("options", ((), ("--amp",)), ids=("fp32", "bf16"))
+def test_who_hangs_reads_the_collectives_of_nccl(launch, tmp_path, options, nccl2):
+    """Rank 0 comes to the barrier alone; the tool names the collectives and the ranks."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    script = patches.write_patched(["watch", "hang_collective_under_if"], tmp_path)
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, script, *SYNTHETIC, *options]
+    with Launch([command], tmp_path / "output", {"TORCH_DIST_USE_NCCL2": nccl2}, tmp_path) as run:
+
+        def report():
+            notes = who_hangs.read_notes(tmp_path / "who_hangs")
+            return who_hangs.report(notes) if notes else ""
+
+        run.wait_for(lambda: " of nccl: not the same on all ranks" in report(), 120, "the report")
+        assert "rank 0 waits in barrier" in report() or "rank 0 waits in all_reduce" in report()
+
+
+@pytest.mark.parametrize("dataset", ("mnist", "cifar10"))
+@pytest.mark.parametrize("options", ((), ("--amp",)), ids=("fp32", "bf16"))
+def test_training_without_a_stride_warning(launch, tmp_path, dataset, options):
+    """channels_last images, weights, and gradients that are views of DDP's buckets fit together."""
     write_cifar10(tmp_path / "data", per_file=16, test=11)
+    write_mnist(tmp_path / "data", train=80, test=11)
     env = accept_any_cifar10(tmp_path / "site")
-    options = ("--dataset", "cifar10", "--data-root", tmp_path / "data", "-e", "2", "-b", "16")
-    for more in ((), ("--amp",)):
-        run = launch("mnmc_ddp_env.py", 1, *options, *more, env=env).succeeded()
+    common = ("--dataset", dataset, "--data-root", tmp_path / "data", "-e", "2", "-b", "16")
+    for script in DDP:
+        run = launch(script, 1, *common, *options, env=env).succeeded()
         assert run.own_err() == "", run.story()
         assert run.epochs()[-1]["count"] == 11
 

@@ -3,13 +3,37 @@
 import re
 import shlex
 import shutil
+import subprocess
 
+import patches
 import pytest
 import update_pages
 from launch import REPO, Launch, free_port, gave_up, page_commands
 
 PAGE = "docs/break_it.md"
 BLOCKS = update_pages.read_blocks((REPO / PAGE).read_text())
+# The pages whose patches are tried by the commands that stand there.
+PAGES = (PAGE, "docs/by_hand.md", "docs/beyond_ddp.md")
+PATCHES = [
+    (page, name)
+    for page in PAGES
+    for name in patches.NAMES
+    if f"patch.sh {name}\n" in (REPO / page).read_text()
+]
+
+
+@pytest.mark.parametrize(("page", "name"), PATCHES)
+def test_patch_has_the_command_of_its_page(page, name):
+    """patch.sh prints what the page says."""
+    commands = re.findall(r"^    (.+)$", patches.read_patch(name).header, re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert f"\n{command}\n" in (REPO / page).read_text(), f"{command} is not on {page}"
+
+
+def test_each_lab_has_a_patch():
+    """But the second, which changes nothing."""
+    assert sum(page == PAGE for page, _ in PATCHES) == 10
 
 
 def pattern(line):
@@ -20,18 +44,27 @@ def pattern(line):
     return number.join(map(re.escape, re.split(number, line.removeprefix("… ").strip())))
 
 
-def start(folder, title):
-    """Makes the lab's scripts in folder; returns its commands as lists of words."""
-    for name in ("mnmc_ddp_env.py", "mnmc_ddp_tcp.py"):
-        shutil.copy(REPO / name, folder)
-    for block in BLOCKS:
-        if block.heading == title and block.mark.startswith("patch "):
-            scratch = folder / "patched"
-            scratch.mkdir()
-            update_pages.patched(block, scratch).rename(folder / "mine.py")
-    port = str(free_port())
-    commands = page_commands(PAGE, title)
-    return [shlex.split(command.replace("29500", port)) for command in commands]
+def start(folder, title, page=PAGE):
+    """Makes the section's scripts in folder; returns its other commands as lists of words."""
+    for name in ("mnmc_ddp_env.py", "mnmc_ddp_tcp.py", "scripts/patch.sh"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPO / name, folder / name)
+    shutil.copytree(REPO / "docs" / "patches", folder / "docs" / "patches")
+    port, commands = str(free_port()), []
+    for command in page_commands(page, title):
+        if "patch.sh" in command:
+            subprocess.run(shlex.split(command), cwd=folder, check=True)
+        else:
+            commands.append(shlex.split(command.replace("29500", port)))
+    return commands
+
+
+def change(folder, name, old, new):
+    """Replaces words of the lab's script that stand there once."""
+    script = folder / "patched" / f"{name}.py"
+    text = script.read_text()
+    assert text.count(old) == 1, old
+    script.write_text(text.replace(old, new))
 
 
 def see(folder, title, commands, codes, seconds=200):
@@ -112,8 +145,8 @@ def test_no_learning_rate_scaling(tmp_path):
             accuracies.append(run.succeeded(300).epochs()[0]["test"])
             printed += run.out
     shows(title, printed)
-    one, eight, scaled = accuracies
-    assert one > eight + 3 and scaled > eight + 3, accuracies
+    one_process, eight_processes, scaled = accuracies
+    assert one_process > eight_processes + 3 and scaled > eight_processes + 3, accuracies
 
 
 @pytest.mark.slow
@@ -123,38 +156,41 @@ def test_distributed_sampler_for_testing(tmp_path):
     assert run.epochs()[0]["count"] == 2001, run.story()
 
 
-@pytest.mark.slow
-def test_model_not_wrapped(tmp_path):
-    """And with DDP the hashes are equal, as the page says."""
-    title = "9. The model not wrapped"
-    commands = start(tmp_path, title)
-    numbers = hashes(see(tmp_path, title, commands, [0]))
-    assert numbers[0, 1] != numbers[1, 1] and numbers[0, 2] != numbers[1, 2]
-    script = tmp_path / "mine.py"
-    text = script.read_text().replace(
-        "parallel_model = model\n", "parallel_model = nn.parallel.DistributedDataParallel(model)\n"
-    )
-    script.write_text(text)
-    numbers = hashes(see(tmp_path, title, commands, [0]))
-    assert numbers[0, 1] == numbers[1, 1] and numbers[0, 2] == numbers[1, 2]
+def assert_hashes_differ(run):
+    numbers = hashes(run)
+    assert numbers[0, 1] != numbers[1, 1] and numbers[0, 2] != numbers[1, 2], run.story()
+
+
+def assert_hashes_are_equal(run):
+    numbers = hashes(run)
+    assert numbers[0, 1] == numbers[1, 1] and numbers[0, 2] == numbers[1, 2], run.story()
+
+
+WRAP = "nn.parallel.DistributedDataParallel(model)"
+NAMED = "ddp_model = "  # what the scripts call the wrapped model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("title", "change", "undone"),
+    ("title", "name", "old", "new"),
     [
-        ("10. Another seed on each rank, and no broadcast", ", init_sync=False", ""),
-        ("11. no_sync round the last micro-batch", "part == 1", "part == 0"),
+        ("9. The model not wrapped", "model_not_wrapped", f"{NAMED}model\n", f"{NAMED}{WRAP}\n"),
+        (
+            "10. Another seed on each rank, and no broadcast",
+            "weights_not_broadcast",
+            ", init_sync=False",
+            "",
+        ),
+        (
+            "11. no_sync round the last micro-batch",
+            "no_sync_last_micro_batch",
+            "part == 1",
+            "part == 0",
+        ),
     ],
 )
-def test_weights_differ_until_the_change_is_undone(tmp_path, title, change, undone):
+def test_weights_differ_until_the_change_is_undone(tmp_path, title, name, old, new):
     commands = start(tmp_path, title)
-    run = see(tmp_path, title, commands, [0])
-    numbers = hashes(run)
-    assert numbers[0, 1] != numbers[1, 1] and numbers[0, 2] != numbers[1, 2], run.story()
-    script = tmp_path / "mine.py"
-    assert script.read_text().count(change) == 1
-    script.write_text(script.read_text().replace(change, undone))
-    run = see(tmp_path, title, commands, [0])
-    numbers = hashes(run)
-    assert numbers[0, 1] == numbers[1, 1] and numbers[0, 2] == numbers[1, 2], run.story()
+    assert_hashes_differ(see(tmp_path, title, commands, [0]))
+    change(tmp_path, name, old, new)
+    assert_hashes_are_equal(see(tmp_path, title, commands, [0]))

@@ -4,8 +4,8 @@ import contextlib
 import json
 import re
 
+import patches
 import pytest
-import update_pages
 from conftest import needs_hosts
 from forked import run_forked
 from launch import REPO, Launch, page_commands
@@ -23,7 +23,7 @@ PARTS |= {"bucket_cap_mb 1": 1, "bucket_cap_mb 25": 1, "bucket_cap_mb 1000": 1}
 def test_bytes_and_time_of_the_variants(launch, name, tmp_path):
     """The page's command with the ConvNet's 116 KB, first without a limit, then at 4 Mb/s."""
     path = tmp_path / "network.json"
-    command = page_commands("docs/performance.md", "A slow network")[0]
+    command = page_commands("docs/slow_network.md", "Measured at three speeds")[0]
     small = f"{command} --models convnet --repeats 1 --batch-size 4 --json {path}"
     settings = {"RATES": f"none {RATE}mbit", "HOSTS": name}
     run = launch([["bash", "-c", small]], env=settings).succeeded(200)
@@ -36,7 +36,7 @@ def test_bytes_and_time_of_the_variants(launch, name, tmp_path):
             row = rows[variant]
             expected = pytest.approx(part * 0.116, rel=0.15, abs=0.004)
             assert row["MB"] == expected, (network, variant)
-            assert f"{row['MB']:14.3f}" in run.out
+            assert f" {row['MB']} " in run.out
             if network == "no limit":
                 continue
             # 8000 bytes pass at once after a pause. A busy machine can be slower, and never faster.
@@ -45,18 +45,17 @@ def test_bytes_and_time_of_the_variants(launch, name, tmp_path):
 
 
 def test_network_says_how_to_start_it(tmp_path):
-    code, _, err = run_forked("scripts/lab/network.py", ["--steps", "3"], tmp_path / "run")
+    code, _, err = run_forked("scripts/measure/network.py", ["--steps", "3"], tmp_path / "run")
     assert code == 2
-    assert "start it with NPROC=1 bash scripts/lab/two_hosts.sh" in err.splitlines()[-1]
+    assert "start it with NPROC=1 bash scripts/cluster/two_hosts.sh" in err.splitlines()[-1]
 
 
-COOKBOOK = (REPO / "docs" / "cookbook.md").read_text()
-PATCHES = {block.heading: block for block in update_pages.read_blocks(COOKBOOK)}
-# The way in the table, the heading of its patch, options, and the bytes in parts of DDP's.
+PAGE = (REPO / "docs" / "slow_network.md").read_text()
+# The way in the table of the page, its patch, options, and the bytes in parts of DDP's.
 WAYS = [
-    ("bf16_compress_hook", "Gradients in bfloat16", (), 0.5),
-    ("PowerSGD", "PowerSGD", (), 0.3),
-    ("`no_sync` over four", "Accumulation and larger batches", (), 0.25),
+    ("bf16_compress_hook", "bf16_hook", (), 0.5),
+    ("PowerSGD", "powersgd", (), 0.3),
+    ("`no_sync` over four", "accumulate_4", (), 0.25),
     ("a batch four times", None, ("--batch-size", "256"), 0.25),
 ]
 
@@ -64,8 +63,8 @@ WAYS = [
 def train_and_count(launch, script, *options):
     """Two ranks in a network of their own; returns (test accuracy, bytes that they sent)."""
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
-    words = " ".join(map(str, [*torchrun, "--dataset", "synthetic", *options]))
-    command = f"ip link set lo up && {words} && grep lo: /proc/net/dev"
+    argv = " ".join(map(str, [*torchrun, "--dataset", "synthetic", *options]))
+    command = f"ip link set lo up && {argv} && grep lo: /proc/net/dev"
     quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # Else torch says that this network has no names.
     run = launch([["unshare", "--net", "bash", "-c", command]], env=quiet).succeeded()
     assert run.own_err() == "", run.story()
@@ -85,15 +84,15 @@ def ddp(tmp_path_factory):
 
 @needs_hosts
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "heading", "options", "part"), WAYS, ids=lambda word: str(word))
-def test_recipe_learns_and_sends_as_many_bytes_as_it_says(
-    launch, tmp_path, ddp, way, heading, options, part
+@pytest.mark.parametrize(("way", "patch", "options", "part"), WAYS, ids=lambda word: str(word))
+def test_patch_learns_and_sends_as_many_bytes_as_the_page_says(
+    launch, tmp_path, ddp, way, patch, options, part
 ):
     script = REPO / "mnmc_ddp_env.py"
-    if heading:
-        script = update_pages.patched(PATCHES[heading], tmp_path)
+    if patch:
+        script = patches.write_patched([patch], tmp_path)
     accuracy, sent = train_and_count(launch, script, *options)
     assert sent / ddp[1] == pytest.approx(part, abs=0.03)
     assert accuracy > ddp[0] - 2 and ddp[0] > 95
-    (row,) = (line for line in COOKBOOK.splitlines() if line.startswith("| ") and way in line)
-    assert row.split(" | ")[1] == str(part)
+    rows = [line.split(" | ")[:2] for line in PAGE.splitlines() if line.startswith("| ")]
+    assert [cells[1] for cells in rows if way in cells[0]][0] == str(part)

@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from unittest import mock
 
+import patches
 import pytest
 import torch
 import update_pages
@@ -26,7 +26,6 @@ PROSE = {
 }
 BLOCKS = {page: update_pages.read_blocks(text) for page, text in TEXTS.items()}
 ALL_BLOCKS = [(page, block) for page, blocks in BLOCKS.items() for block in blocks]
-EXAMPLES = [row for text in TEXTS.values() for row in update_pages.examples(text)]
 SHELL = [(page, block) for page, block in ALL_BLOCKS if block.language == "bash"]
 
 
@@ -41,20 +40,21 @@ def section(page, title):
 def test_every_block_is_of_a_kind_that_is_checked(page):
     """No indented or unnamed block, no marker that means nothing."""
     text, blocks = TEXTS[page], BLOCKS[page]
-    assert {b.language for b in blocks} <= {"python", "bash", "text", "diff", "mermaid"}
+    assert {b.language for b in blocks} <= {"python", "bash", "text", "diff", "yaml", "mermaid"}
     assert text.count("\n```") == 2 * len(blocks)
     assert not re.search(r"^ {4}\S", PROSE[page], re.MULTILINE)
-    for above, block in zip([None, *blocks], blocks, strict=False):
+    for block in blocks:
         kinds = {
             "bash": r"run$|run at once$|run by \S+$|not run: .+",
-            "diff": r"diff \S+ \S+$|patch \S+$|recipe$",
-            "python": r"(torchrun \d+)?$|excerpt \S+$|not run: .+",
+            "diff": r"diff \S+ \S+$|patch \S+$|all of \S+ \S+$",
+            "python": r"(show|program|excerpt) .+",
+            "yaml": r"excerpt \S+$",
             "mermaid": "$",
         }
         if block.language != "text":
             assert re.match(kinds[block.language], block.mark), block
         elif not re.match("printed by |not run: ", block.mark):
-            assert text[above.end : block.start] == "```\n```text\n", block
+            assert text[: block.start].endswith("```\n```text\n"), block
 
 
 def test_readme_is_a_front_door():
@@ -68,9 +68,11 @@ def test_page_says_what_it_answers_and_where_to_go_next(page):
     assert f"docs/{page.name}" in TEXTS[update_pages.README]
 
 
-def test_diffs_are_those_of_the_scripts():
-    for text in TEXTS.values():
-        assert update_pages.update(text, run=False) == text, "scripts/docs/update_pages.py"
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_blocks_are_those_of_the_files(page):
+    """Functions, programs, patches, diffs, and the line numbers of who_hangs.py."""
+    stale = "python scripts/docs/update_pages.py mends this page"
+    assert update_pages.update(TEXTS[page]) == TEXTS[page], stale
 
 
 @pytest.mark.parametrize(
@@ -83,65 +85,92 @@ def test_excerpt_stands_in_the_file(block):
     assert any(lines in text for lines in indented), block.code
 
 
-def test_update_writes_diffs_and_output():
-    """On a text with a stale diff and a stale output."""
-    stale = "<!-- diff snsc.py snmc_dp.py -->\n```diff\noutdated\n```\n"
-    stale += "\n# Heading\n\n```python\nprint(6 * 7)\n```\n```text\n41\n```\n"
-    fresh = update_pages.update(stale, run=True)
-    assert "+    parallel_model = nn.DataParallel(model)" in fresh and "outdated" not in fresh
-    assert fresh.endswith("```text\n42\n```\n")
+def test_no_program_stands_in_a_page_alone():
+    """Every line of Python on a page is a line of a file."""
+    files = [*REPO.glob("*.py"), *REPO.glob("scripts/**/*.py"), *update_pages.EXAMPLES]
+    lines = {line.strip() for file in files for line in file.read_text().splitlines()}
+    for _, block in ALL_BLOCKS:
+        if block.language == "python":
+            assert {line.strip() for line in block.code.splitlines()} <= lines | {""}, block
+
+
+def test_update_makes_stale_blocks_new():
+    """A function, an excerpt whose middle is stale, a diff, a patch, and an example's output."""
+    stale = "".join(
+        f"<!-- {mark} -->\n```{language}\n{code}```\n\n"
+        for mark, language, code in (
+            ("show snsc.py ConvNet.forward main", "python", "old\n"),
+            ("excerpt snsc.py", "python", "def main():\nold\ntrain(args, device)\n"),
+            ("diff snsc.py snmc_dp.py", "diff", "old\n"),
+            ("patch zero1", "diff", "old\n"),
+            ("printed by docs/examples/shuffle_and_set_epoch.py", "text", "old\n"),
+        )
+    )
+    blocks = update_pages.read_blocks(update_pages.update(stale, ["shuffle_and_set_epoch.py"]))
+    shown, lines, difference, patch, printed = (block.code for block in blocks)
+    assert shown.startswith("def forward(self, x):\n    ") and "\n\n\ndef main():" in shown
+    assert lines in shown and "old" not in lines
+    assert "+    ddp_model = nn.DataParallel(model)" in difference or "DataParallel" in difference
+    assert patch.startswith("--- a/mnmc_ddp_env.py\n") and "ZeroRedundancyOptimizer" in patch
+    assert "mutually exclusive" in printed or printed != "old\n"
 
 
 @pytest.mark.slow
 def test_recipe_both_sides_train_to_the_same_loss(tmp_path):
     """One process with the batch of both, and two processes under torchrun."""
-    (recipe,) = (block for _, block in ALL_BLOCKS if block.mark == "recipe")
-    lines = recipe.code.splitlines()
-    for name, dropped in (("plain.py", "+"), ("ddp.py", "-")):
-        side = "\n".join(line[1:] for line in lines if not line.startswith(dropped))
-        ast.parse(side)
-        (tmp_path / name).write_text(side + "\n")
-    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, "ddp.py"]
+    plain, ddp = (REPO / "docs" / "examples" / f"recipe_{name}.py" for name in ("plain", "ddp"))
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, ddp]
     out = []
-    for command in (["python", "plain.py"], torchrun):
+    for command in (["python", plain], torchrun):
         with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
             run.succeeded()
             assert run.own_err() == "", run.story()
             out.append(run.out)
     assert re.fullmatch(r"loss 0\.\d{4}\n", out[0]) and out == [out[0]] * 2
     assert f"Both print `{out[0].strip()}`" in TEXTS[update_pages.README]
-    numbers = re.findall(r"# (\d)", recipe.code)
-    assert sorted(set(numbers)) == list("12345678")
+    marks = "".join(re.findall(r"# (\d)", ddp.read_text()))
+    assert marks == "1234564778", "the marks follow the order of the file, 4 and 7 at two places"
 
 
-@pytest.mark.parametrize(
-    ("block", "processes", "output"),
-    [pytest.param(*row, id=f"{n}-{row[0].heading}") for n, row in enumerate(EXAMPLES)],
-)
-def test_example_prints_what_stands_under_it(tmp_path, block, processes, output):
+def shown_output(path):
+    """What the pages say that an example prints; None where no page says it."""
+    mark = f"printed by docs/examples/{path.name}"
+    return next((block.code for _, block in ALL_BLOCKS if block.mark == mark), None)
+
+
+ALONE = [path for path in update_pages.EXAMPLES if not path.stem.startswith("recipe_")]
+
+
+@pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
+def test_example_prints_what_its_page_shows(tmp_path, path):
     """In forked processes that have torch loaded already; the slow test takes torchrun."""
-    path = tmp_path / "example.py"
-    path.write_text(block.code)
+    processes = update_pages.count_processes(path)
     codes, out, err = run_forked_ranks(path, processes, free_port(), tmp_path / "run")
     assert codes == [0] * max(processes, 1), err
     printed = update_pages.sort_lines(out) if processes else out
-    assert output and printed == output.code
+    shown = shown_output(path)
+    if shown is not None:
+        stale = f"python scripts/docs/update_pages.py --run {path.name} mends the page"
+        assert printed == shown, stale
 
 
-FIRST = [
-    next(row for row in update_pages.examples(text) if row[1])
-    for text in TEXTS.values()
-    if any(row[1] for row in update_pages.examples(text))
-]
+@pytest.mark.parametrize("path", update_pages.EXAMPLES, ids=lambda path: path.stem)
+def test_example_says_how_to_run_it_and_is_on_a_page(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    start = r"(torchrun --standalone --nproc-per-node \d+|python) "
+    assert re.search(rf"^ *{start}docs/examples/{path.name}", docstring, re.MULTILINE), docstring
+    assert any(f"examples/{path.name}" in text for text in TEXTS.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("block", "processes", "output"), [pytest.param(*row, id=row[0].heading) for row in FIRST]
+    "path",
+    [path for path in update_pages.EXAMPLES if shown_output(path)][::8],
+    ids=lambda p: p.stem,
 )
-def test_example_prints_the_same_under_torchrun(block, processes, output):
-    """The first of each page; the others ran in forked processes."""
-    assert without_gloo_lines(update_pages.run_example(block.code, processes)) == output.code
+def test_example_prints_the_same_under_torchrun(path):
+    """Some of them, by the command of the docstring; the others ran in forked processes."""
+    assert without_gloo_lines(update_pages.run_example(path)) == shown_output(path)
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +215,8 @@ def test_commands_run_by_another_file_are_there(block):
     if "page_commands(" in text:
         assert re.search(rf'"{re.escape(block.heading)}"', text)
     else:
-        commands = [command.split() for command in block.code.splitlines()]
-        assert all(any(word in text for word in words if ".sh" in word) for words in commands)
+        commands = [line.split() for line in block.code.splitlines()]
+        assert all(any(word in text for word in argv if ".sh" in word) for argv in commands)
 
 
 def help_of(program, folder):
@@ -201,11 +230,13 @@ def help_of(program, folder):
         return subprocess.check_output([program, "--help"], text=True, env=env)
     if program == "mine.py":  # the reader's copy of this script, with a patch of the page
         program = "mnmc_ddp_env.py"
+    if program.startswith("patched/"):  # what scripts/patch.sh has written
+        program = patches.read_patch(Path(program).stem).script
     if program.endswith(".py"):
         return run_forked(program, ["--help"], folder / program)[1]
     text = (REPO / program).read_text()
     for name in set(re.findall(r"\w+\.py", text)):
-        path = name if (REPO / name).exists() else f"scripts/lab/{name}"
+        path = name if (REPO / name).exists() else f"scripts/measure/{name}"
         text += help_of(path, folder) if (REPO / path).exists() else ""
     return text
 
@@ -222,7 +253,7 @@ def options_by_program(line):
 
 def test_commands_that_are_not_run_parse_and_their_options_exist(tmp_path):
     """bash accepts them; every option is one that the program before it knows."""
-    said = {}
+    helps = {}
     for _, block in SHELL:
         subprocess.run(["bash", "-n"], input=block.code, text=True, check=True)
         if not block.mark.startswith("not run"):
@@ -231,27 +262,31 @@ def test_commands_that_are_not_run_parse_and_their_options_exist(tmp_path):
             for program, option in options_by_program(line):
                 if program in ("srun", "sbatch") and not shutil.which(program):
                     continue  # where there is no Slurm; .ci/run has one
-                if program not in said:
-                    said[program] = help_of(program, tmp_path / str(len(said)))
-                assert re.search(rf"(?<![\w-]){option}(?![\w-])", said[program]), (line, option)
+                if program not in helps:
+                    helps[program] = help_of(program, tmp_path / str(len(helps)))
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps[program]), (line, option)
 
 
-PATCHES = [block for _, block in ALL_BLOCKS if block.mark.startswith("patch ")]
-
-
-@pytest.mark.parametrize("block", PATCHES, ids=lambda block: block.heading)
-def test_patch_applies(tmp_path, block):
-    script = update_pages.patched(block, tmp_path)
-    assert script.read_text() != (REPO / script.name).read_text()
-    ruff = [sys.executable, "-m", "ruff", "check", "--config", REPO / ".ruff.toml", script]
-    subprocess.run(ruff, check=True)
+@pytest.mark.parametrize("name", patches.NAMES)
+def test_patch_is_current_and_on_a_page(name):
+    """It fits today's script, leaves no undefined name, and its command starts the copy."""
+    patch = patches.read_patch(name)
+    script = (REPO / patch.script).read_text()
+    stale = "python scripts/docs/patches.py rebases the patches"
+    identity = subprocess.check_output(["git", "hash-object", REPO / patch.script], text=True)
+    assert f"index {identity.strip()}.." in patch.diff, stale
+    changed = patches.apply_patch(patch, script)
+    assert changed != script and patches.find_mistakes(changed) == ""
+    assert f" patched/{name}.py" in patch.header
+    assert any(
+        f"<!-- patch {name} -->" in text or f"{name}.diff" in text for text in TEXTS.values()
+    )
 
 
 @pytest.mark.slow
 def test_folder_of_images(launch, tmp_path):
     """The patch for image folders makes a script that trains."""
-    (patch,) = (block for block in PATCHES if block.heading == "Your own data: image folders")
-    script = update_pages.patched(patch, tmp_path)
+    script = patches.write_patched(["image_folders"], tmp_path)
     generator = torch.Generator().manual_seed(0)
     for split, count in (("train", 8), ("val", 3)):
         for name in ("cat", "dog"):
@@ -260,8 +295,8 @@ def test_folder_of_images(launch, tmp_path):
             for number in range(count):
                 pixels = torch.randint(256, (240, 260, 3), generator=generator).to(torch.uint8)
                 Image.fromarray(pixels.numpy()).save(folder / f"{number}.jpg")
-    words = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
-    run = launch([[*words, "--data-root", tmp_path / "images", "-e", "1", "-b", "4"]])
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
+    run = launch([[*command, "--data-root", tmp_path / "images", "-e", "1", "-b", "4"]])
     assert [line["count"] for line in run.succeeded().epochs()] == [6], run.story()
     assert "UserWarning" not in run.err
 
@@ -272,7 +307,7 @@ LOAD = """numbers = torch.randn(len(labels), 20, generator=generator)
 LOSS = "F.binary_cross_entropy_with_logits(logits.squeeze(1), labels.float())"
 TABLE = {
     "return ConvNet()": "return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))",
-    "return TensorDataset(images.to(torch.uint8), labels)": LOAD,
+    "return TensorDataset(images.to(torch.uint8, memory_format=torch.channels_last), labels)": LOAD,
     ".float() / 127.5 - 1": "",
     'if args.dataset == "cifar10":': "if False:",
     "F.cross_entropy(logits, labels)": LOSS,
@@ -285,7 +320,7 @@ def test_make_it_yours_names_all_that_must_change(launch, tmp_path):
     """After a change of each line in the table, and of no other, another task is learned."""
     rows = re.findall(
         r"^\| `(.+?)` \| (.+?) \| .+ \|$",
-        section("docs/cookbook.md", "Make it yours"),
+        section("docs/data.md", "Make it yours"),
         re.MULTILINE,
     )
     rows = [row for row in rows if row[0] != "mnmc_ddp_env.py"]
@@ -295,8 +330,8 @@ def test_make_it_yours_names_all_that_must_change(launch, tmp_path):
         assert code.count(line) == len(where.split(",")), line
         code = code.replace(line, TABLE[line])
     (tmp_path / "mine.py").write_text(code)
-    words = ["torchrun", "--standalone", "--nproc-per-node", 2, tmp_path / "mine.py"]
-    run = launch([[*words, "--dataset", "synthetic", "-e", "4"]]).succeeded()
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, tmp_path / "mine.py"]
+    run = launch([[*command, "--dataset", "synthetic", "-e", "4"]]).succeeded()
     assert run.epochs()[-1]["test"] > 90, run.story()
 
 
@@ -318,7 +353,7 @@ def test_links_lead_to_files_and_headings_that_exist(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
-        if anchor:
+        if anchor and target.suffix == ".md":  # side_by_side.html has a test of its own.
             assert anchor in anchors(target), link
 
 
@@ -368,32 +403,3 @@ def test_every_option_is_documented_with_its_default(script):
             assert default in ("none", "off") or "the rank" in default, (action, default)
         else:
             assert f"`{action.default}`" in default, (action, default)
-
-
-def symptoms():
-    """The rows of the tables of symptoms: (what you see, shown by)."""
-    text = (REPO / "docs" / "troubleshooting.md").read_text()
-    tables = re.findall(
-        r"^\| what you see \|.*\n\|[ -|]+\n((?:\|.*\n)+)", text, re.MULTILINE | re.IGNORECASE
-    )
-    rows = [re.split(r"(?<!\\) \| ", row.strip("| ")) for row in "".join(tables).splitlines()]
-    return [(row[0], row[-1].rstrip(" |")) for row in rows]
-
-
-def test_there_are_symptoms():
-    assert len(symptoms()) > 40
-
-
-@pytest.mark.parametrize(("seen", "proof"), symptoms(), ids=lambda words: words[:40])
-def test_symptom_is_shown_or_says_where_it_comes_from(seen, proof):
-    """The message is in the test that the row names, or in an example's output."""
-    if proof.startswith("not "):
-        assert len(proof) > 20
-        return
-    shown = "".join(block.code for _, block in ALL_BLOCKS if block.language == "text")
-    if name := re.search(r"test_\w+\.py", proof):
-        both = [(REPO / "tests" / file).read_text() for file in (name[0], "launch.py")]
-        shown += "".join(both).replace("\\", "")
-    messages = [m for m in re.findall(r"`([^`]+)`", seen) if not m.startswith("--")]
-    for message in messages:
-        assert message in shown, (message, proof)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, docstring_commands, free_port, quick_for
+from launch import DDP, PLAIN, REPO, docstring_commands, free_port
 from tiny_data import accept_any_cifar10, write_cifar10
 
 ONE_EPOCH = ("--dataset", "synthetic", "--epochs", "1")
@@ -34,20 +34,31 @@ def test_one_process(launch, script):
     assert len(run.out.splitlines()) == 2, run.story()
 
 
-SEEN = {}  # the metrics of a world size, from whichever script ran first
-
-
 def check_ddp(run, processes):
-    """What check_run says; and the four scripts differ in their start, not in the numbers."""
+    """What check_run says, and ranks but the first print one line."""
     check_run(run, processes)
-    assert SEEN.setdefault(processes, run.metrics()) == run.metrics(), run.story()
     for rank in range(1, len(run.outputs)):  # tcp: one output per rank
         assert run.out_of(rank).count("\n") == 1, f"rank {rank} printed\n{run.out_of(rank)}"
 
 
-@pytest.mark.parametrize("script", quick_for(DDP, "mnmc_ddp_env.py"))
-def test_three_processes(launch, script):
-    check_ddp(launch(script, 3, *ONE_EPOCH).succeeded(), 3)
+def check_same_numbers(runs, processes):
+    """The four scripts differ in their start, not in the numbers that they print."""
+    first, *others = runs
+    assert len(others) == 3
+    for run in runs:
+        check_ddp(run, processes)
+    for run in others:
+        assert run.metrics() == first.metrics(), first.story() + run.story()
+
+
+def test_three_processes(launch):
+    check_ddp(launch("mnmc_ddp_env.py", 3, *ONE_EPOCH).succeeded(), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_three_processes_of_each_script_print_the_same_numbers(launch):
+    check_same_numbers([launch(script, 3, *ONE_EPOCH).succeeded() for script in DDP], 3)
 
 
 @pytest.mark.slow
@@ -55,19 +66,23 @@ def test_ddp_with_one_process(launch):
     check_ddp(launch("mnmc_ddp_env.py", 1, *ONE_EPOCH).succeeded(), 1)
 
 
-@pytest.mark.parametrize("script", DDP)
-def test_docstring_commands_for_two_processes(launch, script):
-    """As they stand but for the port and the epochs."""
+def two_processes(script):
+    """The docstring's commands for two, as they stand but for the port and the epochs."""
     commands = [
-        words
-        for words in docstring_commands(script)
-        if "synthetic" in words and words[0] != "srun"  # that one is in test_slurm.py
+        command
+        for command in docstring_commands(script)
+        if "synthetic" in command and command[0] != "srun"  # that one is in test_slurm.py
     ]
     meet = ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
     if commands[0][0] == "torchrun":
-        ((torchrun, *words),) = commands
-        commands, meet = [[torchrun, "--master-port", free_port(), *words]], []
-    check_ddp(launch([[*words, *meet, "-e", "1"] for words in commands]).succeeded(), 2)
+        ((torchrun, *arguments),) = commands
+        commands, meet = [[torchrun, "--master-port", free_port(), *arguments]], []
+    return [[*command, *meet, "-e", "1"] for command in commands]
+
+
+@pytest.mark.timeout(600)  # four trainings
+def test_docstring_commands_for_two_processes_print_the_same_numbers(launch):
+    check_same_numbers([launch(two_processes(script)).succeeded() for script in DDP], 2)
 
 
 @pytest.mark.slow
@@ -100,18 +115,16 @@ def test_finished_run_has_nothing_left_to_do(launch, tmp_path):
 
 
 def test_file_init(launch, tmp_path):
-    words = ["--init-method", f"file://{tmp_path}/meeting-point", "--world-size", 2]
-    ranks = [["python", REPO / DDP[0], *words, "--rank", rank, *ONE_EPOCH] for rank in range(2)]
+    options = ["--init-method", f"file://{tmp_path}/meeting-point", "--world-size", 2]
+    ranks = [["python", REPO / DDP[0], *options, "--rank", rank, *ONE_EPOCH] for rank in range(2)]
     check_run(launch(ranks).succeeded(), 2)
 
 
 @pytest.mark.slow
 def test_mp_on_two_nodes(launch):
-    words = ["--nodes", 2, "--nproc-per-node", 2, "--init-method", f"tcp://127.0.0.1:{free_port()}"]
-    nodes = [
-        ["python", REPO / "mnmc_ddp_mp.py", *words, "--node-rank", n, *ONE_EPOCH] for n in range(2)
-    ]
-    run = launch(nodes).succeeded()
+    argv = ["python", REPO / "mnmc_ddp_mp.py", "--nodes", 2, "--nproc-per-node", 2]
+    argv += ["--init-method", f"tcp://127.0.0.1:{free_port()}"]
+    run = launch([[*argv, "--node-rank", n, *ONE_EPOCH] for n in range(2)]).succeeded()
     assert [(r[0], r[1], r[2]) for r in run.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
     assert run.epochs()[0]["count"] == TEST_IMAGES
     assert run.out_of(1).count("\n") == 2  # node 1 prints its [init] lines only

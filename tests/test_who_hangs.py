@@ -11,20 +11,20 @@ import sys
 import time
 from pathlib import Path
 
+import patches
 import pytest
+import torch
 import update_pages
 import who_hangs
-from forked import end, start
-from launch import REPO, Launch, free_port, gave_up, page_commands
+from forked import end, run_forked, start
+from launch import REPO, Launch, commands_for, free_port, gave_up, page_commands
 from test_slurm import Cluster
 
-PAGE = "docs/troubleshooting.md"
-FOLDER, PIDS = page_commands(PAGE, "Who hangs?")  # two commands
-TEXT = (REPO / PAGE).read_text()
-(EXAMPLE,) = (b.code for b in update_pages.read_blocks(TEXT) if "def watch(" in b.code)
+FOLDER, PIDS = page_commands("docs/troubleshooting.md", "Who hangs?")  # two commands
+EXAMPLE = REPO / "docs" / "examples" / "watch.py"
 HERE = os.uname().nodename
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-PLACES = {
+FRAMES = {
     "sum": ("train", 20, "dist.all_reduce(totals)  # all wait"),
     "test": ("test", 30, "for images in loader:"),
     "join": ("main", 5, "dist.init_process_group()"),
@@ -36,12 +36,14 @@ AT = {
 }
 
 
-def call(number, name="all_reduce", size=(3,), kind="Float", ended=True, group="0", since=60):
+def call(
+    number, name="all_reduce", size=(3,), kind="Float", ended=True, group="0", since=60, by="gloo"
+):
     """An entry of the flight recorder, as gloo makes it; since: seconds before its note."""
     sizes, kinds = ([], []) if name == "barrier" else ([list(size)], [kind])
     return {
         "collective_seq_id": number,
-        "profiling_name": f"gloo:{name}",
+        "profiling_name": f"{by}:{name}",
         "input_sizes": sizes,
         "input_dtypes": kinds,
         "output_sizes": sizes,
@@ -54,10 +56,10 @@ def call(number, name="all_reduce", size=(3,), kind="Float", ended=True, group="
     }
 
 
-def write(folder, rank, calls, place="sum", age=0, **others):
+def write(folder, rank, calls, frame="sum", age=0, **others):
     """Writes the note of a rank on another machine, as the lines on the page do."""
-    function, line, code = PLACES[place]
-    inner = "init_process_group" if place == "join" else "wrapper"
+    function, line, code = FRAMES[frame]
+    inner = "init_process_group" if frame == "join" else "wrapper"
     stack = [
         [f"{folder}/my.py", 40, "<module>", "main()"],
         [f"{folder}/my.py", line, function, code],
@@ -66,21 +68,28 @@ def write(folder, rank, calls, place="sum", age=0, **others):
     note = {"rank": rank, "world_size": 3, "host": "elsewhere", "pid": 1, "running": True}
     note |= {"time": time.time() - age, "stack": stack}
     dated = [c | {"time_created_ns": note["time"] * 1e9 + c["time_created_ns"]} for c in calls]
-    note["recorder"] = json.dumps({"entries": dated})
+    libraries = {entry["profiling_name"].partition(":")[0] for entry in dated} or {"gloo"}
+    note["recorder"] = [
+        json.dumps({"entries": [e for e in dated if e["profiling_name"].startswith(f"{by}:")]})
+        for by in sorted(libraries)
+    ]
     (folder / "who_hangs").mkdir(exist_ok=True)
     (folder / "who_hangs" / f"{rank}.json").write_text(json.dumps(note | others))
 
 
-def ask(folder, command=FOLDER, path=PATH):
-    """What a command of the page prints."""
+def ask(folder, command=FOLDER, path=PATH, status=0):
+    """What a command of the page prints; its message where it ends with another status."""
     command = command.replace("python scripts", f"{sys.executable} {REPO}/scripts")
-    bash = [shutil.which("bash"), "-c", command]
-    return subprocess.check_output(bash, text=True, cwd=folder, env={"PATH": path})
+    argv = [shutil.which("bash"), "-c", command]
+    run = subprocess.run(argv, text=True, cwd=folder, env={"PATH": path}, capture_output=True)
+    assert run.returncode == status, run.stderr
+    return run.stderr if status else run.stdout
 
 
-def waiting(number, *what, **others):
+def waiting(number, *what, by="gloo", **others):
     """A rank's calls when it waits in the last of them."""
-    return [call(number - 1, "broadcast", (16,)), call(number, *what, ended=False, **others)]
+    before = call(number - 1, "broadcast", (16,), by=by)
+    return [before, call(number, *what, ended=False, by=by, **others)]
 
 
 def two_wait(folder, **others):
@@ -108,9 +117,9 @@ def test_rank_that_called_nothing(tmp_path):
 @pytest.fixture
 def process():
     """A process that does nothing."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as one:
-        yield one
-        one.kill()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
+        yield process
+        process.kill()
 
 
 def test_stopped_rank_without_py_spy(tmp_path, process):
@@ -119,9 +128,9 @@ def test_stopped_rank_without_py_spy(tmp_path, process):
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     two_wait(tmp_path)
     write(tmp_path, 1, waiting(3), "test", age=30, host=HERE, pid=process.pid)
-    said = f"    rank 1 is stopped: process {process.pid} on {HERE} goes on after kill -CONT "
-    said += f"{process.pid}\n        30 s earlier {AT['test'].strip()}\n"
-    assert ask(tmp_path, path="/nowhere") == SEVEN + said
+    expected = f"    rank 1 is stopped: process {process.pid} on {HERE} goes on after kill -CONT "
+    expected += f"{process.pid}\n        30 s earlier {AT['test'].strip()}\n"
+    assert ask(tmp_path, path="/nowhere") == SEVEN + expected
 
 
 def test_dead_rank(tmp_path, process):
@@ -129,28 +138,29 @@ def test_dead_rank(tmp_path, process):
     process.wait()
     two_wait(tmp_path)
     write(tmp_path, 1, waiting(3), "test", age=4, host=HERE, pid=process.pid)
-    said = f"    rank 1 is dead: process {process.pid} on {HERE} is gone, and wrote no last note\n"
-    assert ask(tmp_path) == f"{SEVEN}{said}        4 s earlier {AT['test'].strip()}\n"
+    expected = f"    rank 1 is dead: process {process.pid} on {HERE} is gone, and wrote no last "
+    expected += f"note\n        4 s earlier {AT['test'].strip()}\n"
+    assert ask(tmp_path) == SEVEN + expected
 
 
 def test_silent_rank_on_another_machine(tmp_path):
     two_wait(tmp_path)
     write(tmp_path, 1, waiting(3), "test", age=30, pid=4711)
-    said = "    rank 1 has written no note for 30 s: look at process 4711 on elsewhere\n"
-    assert ask(tmp_path) == f"{SEVEN}{said}        30 s earlier {AT['test'].strip()}\n"
+    expected = "    rank 1 has written no note for 30 s: look at process 4711 on elsewhere\n"
+    assert ask(tmp_path) == f"{SEVEN}{expected}        30 s earlier {AT['test'].strip()}\n"
 
 
 def test_rank_without_a_note(tmp_path):
     two_wait(tmp_path)
-    said = "    rank 1 has written no note: it was not started, or did not come to the lines\n"
-    assert ask(tmp_path) == SEVEN + said
+    expected = "    rank 1 has written no note: it was not started, or did not come to the lines\n"
+    assert ask(tmp_path) == SEVEN + expected
 
 
 def test_rank_that_left(tmp_path):
     two_wait(tmp_path)
     write(tmp_path, 1, [], age=50, running=False)
-    said = "    rank 1 has left the script: its output says whether it failed\n"
-    assert ask(tmp_path) == SEVEN + said
+    expected = "    rank 1 has left the script: its output says whether it failed\n"
+    assert ask(tmp_path) == SEVEN + expected
 
 
 def test_other_collective(tmp_path):
@@ -196,11 +206,11 @@ def test_collectives_whose_shapes_may_differ(tmp_path, name):
 
 
 def test_all_wait_for_a_rank_that_never_joined(tmp_path):
-    two_wait(tmp_path, place="join", recorder='{"entries": []}')
+    two_wait(tmp_path, frame="join", recorder=['{"entries": []}'])
     title = "init_process_group: it ends when all ranks have called it\n"
     title += f"    ranks 0 and 2 wait in it\n{AT['join']}"
-    said = "    rank 1 has written no note: it was not started, or did not come to the lines\n"
-    assert ask(tmp_path) == title + said
+    expected = "    rank 1 has written no note: it was not started, or did not come to the lines\n"
+    assert ask(tmp_path) == title + expected
     write(tmp_path, 1, [], "test")
     assert ask(tmp_path) == f"{title}    rank 1 has not called it\n{AT['test']}"
 
@@ -219,8 +229,8 @@ def test_running_job(tmp_path):
     for rank in range(2):
         write(tmp_path, rank, waiting(7, since=3))
     write(tmp_path, 2, waiting(7)[:1], "test")
-    said = f"    ranks 0 and 1 are {AT['sum'].strip()}\n    rank 2 is {AT['test'].strip()}\n"
-    assert ask(tmp_path) == NOTHING + said
+    expected = f"    ranks 0 and 1 are {AT['sum'].strip()}\n    rank 2 is {AT['test'].strip()}\n"
+    assert ask(tmp_path) == NOTHING + expected
 
 
 def test_job_that_is_over(tmp_path, process):
@@ -229,10 +239,10 @@ def test_job_that_is_over(tmp_path, process):
     process.wait()
     two_wait(tmp_path, age=100, host=HERE, pid=process.pid)
     write(tmp_path, 1, waiting(7)[:1], "test", age=98, host=HERE, pid=process.pid)
-    old, _, said = ask(tmp_path).partition("\n")
-    assert re.fullmatch(r"the newest note is \d+ s old", old)
-    said = re.sub(r"for \d+ s", "for 60 s", said)
-    assert said == f"{SEVEN}    rank 1 has not called it: {LAST}{AT['test']}"
+    age, _, report = ask(tmp_path).partition("\n")
+    assert re.fullmatch(r"the newest note is \d+ s old", age)
+    report = re.sub(r"for \d+ s", "for 60 s", report)
+    assert report == f"{SEVEN}    rank 1 has not called it: {LAST}{AT['test']}"
 
 
 def test_process_group_of_some_ranks(tmp_path):
@@ -245,6 +255,18 @@ def test_process_group_of_some_ranks(tmp_path):
         f"    rank 0 waits in it\n{AT['sum']}"
         f"    rank 1 has not called it: {LAST}{AT['test']}"
         f"    rank 2 has called no collective of process group 3\n{AT['sum']}"
+    )
+
+
+def test_calls_of_gloo_and_nccl_in_one_process_group(tmp_path):
+    """gloo and nccl count apart, and share the process group of all ranks."""
+    for rank in range(3):
+        calls = [call(7, "broadcast", (9,)), *([] if rank == 1 else waiting(7, by="nccl2"))]
+        write(tmp_path, rank, calls, "test" if rank == 1 else "sum")
+    assert ask(tmp_path) == (
+        "collective 7 of nccl: all_reduce (3 floats), for 60 s\n"
+        f"    ranks 0 and 2 wait in it\n{AT['sum']}"
+        f"    rank 1 has called no collective of nccl\n{AT['test']}"
     )
 
 
@@ -274,9 +296,67 @@ def test_many_ranks_and_an_older_run_of_more(tmp_path):
         calls = [] if rank in (8, 60) else waiting(7)
         write(tmp_path, rank, calls, "test" if rank in (8, 60) else "sum", world_size=64)
     write(tmp_path, 64, waiting(5), age=1000, world_size=65)
-    said = ask(tmp_path)
-    assert "    ranks 0 to 7, 9 to 59 and 61 to 63 wait in it\n" in said
-    assert "    ranks 8 and 60 have called no collective\n" in said
+    report = ask(tmp_path)
+    assert "    ranks 0 to 7, 9 to 59 and 61 to 63 wait in it\n" in report
+    assert "    ranks 8 and 60 have called no collective\n" in report
+
+
+# torch's own hook, which records nccl2's collectives, on a backend that needs no GPU.
+HOOKED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FlightRecorderHook
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+hook = FlightRecorderHook.attach(dist.group.WORLD, [0, 1])
+dist.all_reduce(torch.ones(3))
+dist.barrier()
+# The lines to copy ask for nccl2's entries, and here for those of this backend.
+names = {"__name__": "watch"}
+exec(open(sys.argv[1]).read().replace('"nccl2"', '"fake"'), names)
+print(names["read_recorders"]()[-1].replace("fake:", "nccl2:"))
+"""
+records_nccl2 = pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_file"), reason="torch before 2.15"
+)
+
+
+@records_nccl2
+def test_entries_that_torch_writes_for_nccl2(tmp_path):
+    """Rank 0 waits in the barrier, rank 1 in a copy to the CPU; a completed call is retired."""
+    (tmp_path / "hooked.py").write_text(HOOKED)
+    code, out, err = run_forked(tmp_path / "hooked.py", [EXAMPLE], tmp_path / "run", 60)
+    assert code == 0, err
+    trace = json.loads(out)
+    reduce, barrier = trace["entries"]
+    assert reduce.keys() >= call(1).keys()
+    for entry in trace["entries"]:
+        entry["time_created_ns"] = (time.time() - 60) * 1e9
+    reduce |= {"retired": True, "state": "completed"}
+    barrier |= {"retired": False, "state": "scheduled"}
+    for rank in range(2):
+        entries = trace["entries"][: 2 - rank]
+        recorder = [json.dumps(trace | {"entries": part}) for part in ([], entries)]
+        write(tmp_path, rank, [], "test" if rank else "sum", world_size=2, recorder=recorder)
+    assert ask(tmp_path) == (
+        f"collective 2 of nccl: barrier, for 60 s\n    rank 0 waits in it\n{AT['sum']}"
+        "    rank 1 has not called it: the last one was collective 1, all_reduce (3 floats)\n"
+        f"{AT['test']}"
+    )
+
+
+def test_note_of_an_earlier_version_of_the_lines(tmp_path):
+    """Its recorder is gloo's text, and no list."""
+    for rank in range(3):
+        write(tmp_path, rank, waiting(7))
+        path = tmp_path / "who_hangs" / f"{rank}.json"
+        note = json.loads(path.read_text())
+        path.write_text(json.dumps(note | {"recorder": note["recorder"][0]}))
+    assert ask(tmp_path).startswith(
+        "collective 7: all_reduce (3 floats), for 60 s\n    ranks 0 to 2"
+    )
 
 
 needs_py_spy = pytest.mark.skipif(not shutil.which("py-spy", path=PATH), reason="no py-spy")
@@ -293,15 +373,24 @@ load()
 """
 
 
+NOWHERE = "is not among these processes: not started, or on another machine"
+
+
 @needs_py_spy
-@pytest.mark.parametrize("launcher", ("torchrun", "srun"))
+@pytest.mark.parametrize("launcher", ("torchrun", "srun", "by hand"))
 def test_running_processes(launch, tmp_path, launcher):
     """Among them a launcher, a rank's helper, and a rank that is stopped."""
     script = tmp_path / "loads.py"
     script.write_text(LOADS)
-    names = ("RANK", "WORLD_SIZE") if launcher == "torchrun" else ("SLURM_PROCID", "SLURM_NTASKS")
-    ranks = [["env", f"{names[0]}={rank}", f"{names[1]}=3"] for rank in range(2)]
-    run = launch([["python", script], *[[*env, "python", script, "helper"] for env in ranks]])
+    slurms = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    names = slurms if launcher == "srun" else ("RANK", "WORLD_SIZE")
+    ranks = [["env", "SLURM_NTASKS=4", f"{names[0]}={rank}", f"{names[1]}=3"] for rank in range(2)]
+    ranks = [[*env, "python", script, "helper"] for env in ranks]
+    if launcher == "by hand":
+        # The helpers of these have no options, so that they are no ranks.
+        ranks = [["python", script, "helper", "--world-size", 3], *ranks[1:]]
+        ranks[1] = [*ranks[0], "--rank=1"]
+    run = launch([["python", script], *ranks])
     run.wait_for(lambda: run.out.count("loads") == 5, 30, "all five")
     stopped = run.processes[2]
     stopped.send_signal(signal.SIGSTOP)
@@ -311,13 +400,82 @@ def test_running_processes(launch, tmp_path, launcher):
         "    rank 0 is at load, loads.py:6: time.sleep(1000)\n"
         f"    rank 1 is stopped: process {stopped.pid} on {HERE} goes on after kill -CONT "
         f"{stopped.pid}\n        at load, loads.py:6: time.sleep(1000)\n"
-        "    rank 2 has written no note: it was not started, or did not come to the lines\n"
+        f"    rank 2 {NOWHERE}\n"
     )
+
+
+# As torch's mp.spawn starts its workers.
+SPAWNS = """
+import multiprocessing, time
+
+def load(rank):
+    print("loads", flush=True)
+    time.sleep(1000 + rank)
+
+def worker(rank):
+    load(rank)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=worker, args=(rank,)) for rank in range(2)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join()
+"""
+
+
+@needs_py_spy
+def test_running_workers_of_mp_spawn(launch, tmp_path):
+    """Their command line has no script; they are the second node's of two."""
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    run = launch([["python", script, "--nodes", 2, "--node-rank", 1, "--nproc-per-node", 2]])
+    run.wait_for(lambda: run.out.count("loads") == 2, 60, "both")
+    assert ask(tmp_path, PIDS.replace("mnmc_ddp_env.py", str(script))) == (
+        "no collective is on record, only where the ranks are\n"
+        f"    ranks 0 and 1 {NOWHERE.replace('is', 'are', 1)}\n"
+        "    ranks 2 and 3 are at load, spawns.py:6: time.sleep(1000 + rank)\n"
+    )
+
+
+@needs_py_spy
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ("mnmc_ddp_tcp.py", "mnmc_ddp_mp.py"))
+def test_running_ranks_of_the_scripts_without_a_launcher(launch, tmp_path, script):
+    """Each waits for a rank that is not started: the third process, or the second node."""
+    if script == "mnmc_ddp_tcp.py":
+        commands = commands_for(script, 3, "--dataset", "synthetic")[:2]
+    else:
+        (command,) = commands_for(script, 2, "--dataset", "synthetic")
+        commands = [[*command, "--nodes", 2]]
+    run = launch(commands)
+    pids = " ".join(str(process.pid) for process in run.processes)
+    command = f"python scripts/who_hangs.py --pids {pids}"
+    expected = "init_process_group: it ends when all ranks have called it\n    ranks 0 and 1 wait"
+
+    def ask_quietly():
+        with contextlib.suppress(AssertionError):  # They are not there yet.
+            return ask(tmp_path, command)
+        return ""
+
+    run.wait_for(lambda: ask_quietly().startswith(expected), 60, "both ranks to wait")
+
+
+def test_pids_without_py_spy(tmp_path, process):
+    command = f"python scripts/who_hangs.py --pids {process.pid}"
+    stderr = ask(tmp_path, command, path="/nowhere", status=1)
+    assert stderr == "--pids needs py-spy: pip install py-spy\n"
+
+
+@needs_py_spy
+def test_pids_of_no_rank(tmp_path, process):
+    stderr = ask(tmp_path, f"python scripts/who_hangs.py --pids {process.pid}", status=1)
+    assert stderr.startswith("none of these processes is a rank")
 
 
 # A script of another kind, in which rank 1 can load for ever.
 OTHER = """
-
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -328,6 +486,7 @@ def load(path):
 
 
 def main():
+    start_watching()
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.LSTM(8, 16))
     optimizer = torch.optim.Adam(model.parameters())
@@ -348,7 +507,7 @@ dist.destroy_process_group()
 @contextlib.contextmanager
 def other_script(folder):
     """Two ranks of the other script with the lines of the page, which write more often here."""
-    lines = EXAMPLE.partition("\n\ndist.init")[0]
+    lines = EXAMPLE.read_text().partition("def main")[0]
     for old, new in (('"who_hangs"', f'"{folder}/who_hangs"'), ("timeout=5", "timeout=0.2")):
         assert lines.count(old) == 1
         lines = lines.replace(old, new)
@@ -368,12 +527,12 @@ def test_two_ranks_of_another_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with other_script(tmp_path) as ranks:
         deadline = time.monotonic() + 250
-        said = ""
-        while "has not called it: the last" not in said and time.monotonic() < deadline:
+        report = ""
+        while "has not called it: the last" not in report and time.monotonic() < deadline:
             time.sleep(0.1)  # between two looks
             notes = who_hangs.read_notes("who_hangs")
-            said = who_hangs.report(notes) if notes else ""
-        assert re.sub(r"\b(collective|for|py:)( ?)\d+", r"\1\2N", said) == (
+            report = who_hangs.report(notes) if notes else ""
+        assert re.sub(r"\b(collective|for|py:)( ?)\d+", r"\1\2N", report) == (
             "collective N: all_reduce (1664 floats), for N s\n"
             "    rank 0 waits in it\n"
             "        at main, other.py:N: outputs.square().mean().backward()\n"
@@ -384,92 +543,108 @@ def test_two_ranks_of_another_script(tmp_path, monkeypatch):
         for rank in ranks:
             rank.join(60)
         assert [rank.exitcode for rank in ranks] == [0, 0]
-        said = who_hangs.report(who_hangs.read_notes("who_hangs"))
-        assert said == "all 2 ranks have left the script"
+        report = who_hangs.report(who_hangs.read_notes("who_hangs"))
+        assert report == "all 2 ranks have left the script"
 
 
-def hangs():
-    """The page's hangs by their headings: the patch, and what the tool says."""
-    blocks = update_pages.read_blocks(TEXT)
-    return {
-        patch.heading: (patch.code, printed.code)
-        for patch, printed in zip(blocks, blocks[1:], strict=False)
-        if printed.mark == "printed by scripts/who_hangs.py"
-    }
+def read_reports():
+    """What the page of labs shows of each hang, by the name of its patch."""
+    blocks = update_pages.read_blocks((REPO / "docs" / "break_it.md").read_text())
+    marks = [(block.mark.split(), block.code) for block in blocks]
+    start = ["printed", "by", "scripts/who_hangs.py", "watch"]
+    return {mark[-1]: code for mark, code in marks if mark[:4] == start}
 
 
-HANGS = hangs()
-BY_SLURM = [("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS")]
+REPORTS = read_reports()
+HANGS = [name for name in patches.NAMES if name.startswith("hang_")]
 
 
-def plain(said):
+def generalize(report):
     """A report without the numbers and the name that differ between runs."""
-    said = re.sub(r"\w+\.py:\d+: ", "", said)
-    said = re.sub(r"process \d+ on \S+", "process N on HOST", said)
-    return re.sub(r"(collective|for|-CONT) \d+", r"\1 N", said)
+    report = re.sub(r"[\w/]+\.py:\d+: ", "", report)
+    report = re.sub(r"process \d+ on \S+", "process N on HOST", report)
+    return re.sub(r"(collective|for|-CONT) \d+", r"\1 N", report)
 
 
-def check_lines(said, script):
+def check_lines(report, script):
     """Each line that the report names has the code that the report shows."""
     lines = script.read_text().splitlines()
-    found = re.findall(r"(\w+\.py):(\d+): (.+)", said)
+    found = re.findall(r"(\w+\.py):(\d+): (.+)", report)
     assert found
     for name, number, statement in found:
         assert name == script.name
         assert lines[int(number) - 1].partition("  #")[0].strip() == statement
 
 
+def write_for_slurm(names, folder):
+    """Writes mnmc_ddp_slurm.py with patches of mnmc_ddp_env.py, which share the lines changed."""
+    target = "mnmc_ddp_slurm.py"
+    text = (REPO / target).read_text()
+    for name in names:
+        patch = patches.read_patch(name)
+        base = (REPO / patch.script).read_text()
+        text, conflicts = patches.merge(text, base, patches.apply_patch(patch, base))
+        assert conflicts == 0, name
+    for ours, slurms in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")):
+        text = text.replace(f'int(os.environ["{ours}"])', f'int(os.environ["{slurms}"])')
+    path = folder / f"{names[-1]}.py"
+    path.write_text(text)
+    return path
+
+
+def test_every_hang_is_on_the_page():
+    assert sorted(REPORTS) == HANGS
+
+
 @pytest.fixture(scope="module")
 def cluster():
-    one = Cluster(NODES="2", CPUS="4")
-    yield one
-    one.stop()
+    cluster = Cluster(NODES="2", CPUS="4")
+    yield cluster
+    cluster.stop()
 
 
 @needs_py_spy
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("heading", HANGS)
+@pytest.mark.parametrize("name", HANGS)
 @pytest.mark.parametrize("world_size", (2, pytest.param(4, marks=pytest.mark.stress)))
 @pytest.mark.parametrize("launcher", ("torchrun", "srun"))
-def test_hang_on_purpose(request, monkeypatch, tmp_path, heading, world_size, launcher):
+def test_hang_on_purpose(request, monkeypatch, tmp_path, name, world_size, launcher):
     """Two ranks: what the page shows. Four: the guilty rank with its line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", PATH)
-    name, env = "mnmc_ddp_env.py", {}
-    command = ["torchrun", "--standalone", "--nproc-per-node", world_size]
+    env = {}
     if launcher == "srun":
-        name, command = "mnmc_ddp_slurm.py", ["srun", "-N2", "-n", world_size, "python"]
+        script = write_for_slurm(["watch", name], tmp_path)
+        command = ["srun", "-N2", "-n", world_size, "python", script.name]
         env = request.getfixturevalue("cluster").env
-    code = update_pages.watched(name, TEXT)
-    for ours, slurms in BY_SLURM if launcher == "srun" else ():
-        code = code.replace(f'int(os.environ["{ours}"])', f'int(os.environ["{slurms}"])')
-    script = tmp_path / name
-    script.write_text(code)
-    patch, expected = HANGS[heading]
-    update_pages.apply_patch(patch.replace("mnmc_ddp_env.py", name), script)
-    expected = plain(expected)
-    guilty = 0 if "rank == 0" in heading else 1
+    else:
+        script = patches.write_patched(["watch", name], tmp_path)
+        command = ["torchrun", "--standalone", "--nproc-per-node", world_size, script.name]
+    expected = generalize(REPORTS[name])
+    guilty = 0 if name == "hang_collective_under_if" else 1
     parts = re.findall(f"^    rank {guilty} .*\n.*\n", expected, re.M)
 
-    def as_on_the_page(said):
-        said = plain(said)
-        return said == expected if world_size == 2 else all(part in said for part in parts)
+    def as_on_the_page(report):
+        report = generalize(report)
+        return report == expected if world_size == 2 else all(part in report for part in parts)
 
-    def report():
+    def read_report():
         notes = who_hangs.read_notes("who_hangs")
         return who_hangs.report(notes) + "\n" if notes else ""
 
-    command += [name, "--dataset", "synthetic"]
+    command += ["--dataset", "synthetic"]
     with Launch([command], tmp_path / "output", env=env, cwd=tmp_path) as run:
         try:
-            run.wait_for(lambda: as_on_the_page(report()), 600, "the report")
+            run.wait_for(lambda: as_on_the_page(read_report()), 600, "the report")
         except AssertionError as error:
-            raise AssertionError(f"expected:\n{expected}\nsaid:\n{report()}\n{error}") from None
-        said = ask(tmp_path)
-        assert as_on_the_page(said)
-        check_lines(said, script)
-        assert len(run.epochs()) == ("shapes" in heading), run.story()
+            raise AssertionError(
+                f"expected:\n{expected}\nsaid:\n{read_report()}\n{error}"
+            ) from None
+        report = ask(tmp_path)
+        assert as_on_the_page(report)
+        check_lines(report, script)
+        assert len(run.epochs()) == (name == "hang_shapes"), run.story()
     run.wait_for(lambda: not run.pids(), 60, "all processes to be gone")
     if launcher == "srun":  # Its srun was killed, which leaves the job its nodes.
         slurm = request.getfixturevalue("cluster")
@@ -478,17 +653,16 @@ def test_hang_on_purpose(request, monkeypatch, tmp_path, heading, world_size, la
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heading", HANGS)
-def test_hang_without_the_tool(launch, tmp_path, heading):
+@pytest.mark.parametrize("name", HANGS)
+def test_hang_without_the_tool(launch, tmp_path, name):
     """What the page says of the time-out; the rank that loads and the stopped one say nothing."""
-    script = tmp_path / "mnmc_ddp_env.py"
-    shutil.copy(REPO / script.name, script)
-    update_pages.apply_patch(HANGS[heading][0], script)
+    script = patches.write_patched([name], tmp_path)
     command = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
     run = launch([[*command, "--dataset", "synthetic", "--timeout", 30]]).wait(250)
     assert run.codes == [1]
     assert re.search(
         rf"^\[rank\d\]: .*({gave_up('Timed out waiting 30000ms').pattern})", run.err, re.M
     ), run.story()
-    assert "[rank1]" not in run.err or "a rank that" not in heading.lower(), run.story()
-    assert len(run.epochs()) == ("shapes" in heading), run.story()
+    if name in ("hang_stopped", "hang_loading"):
+        assert "[rank1]" not in run.err, run.story()
+    assert len(run.epochs()) == (name == "hang_shapes"), run.story()

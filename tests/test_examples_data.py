@@ -1,0 +1,158 @@
+"""What docs/data.md says of its examples: which images each rank gets, and which numbers it draws.
+
+That the programs print what the page shows is tested in test_pages.py. Here the functions that are
+to be copied are called with more ranks than a program starts, and what is printed is compared.
+"""
+
+import ast
+import itertools
+import re
+
+import pytest
+import torch
+import update_pages
+from launch import REPO
+
+EXAMPLES = REPO / "docs" / "examples"
+
+
+def load(name, *functions):
+    """Returns functions and classes of an example without running the example."""
+    module = ast.parse((EXAMPLES / name).read_text())
+    kinds = (ast.Import, ast.ImportFrom)
+    module.body = [
+        node
+        for node in module.body
+        if isinstance(node, kinds) or getattr(node, "name", None) in functions
+    ]
+    namespace = {}
+    exec(compile(module, name, "exec"), namespace)
+    found = [namespace[function] for function in functions]
+    return found[0] if len(found) == 1 else found
+
+
+def read_printed(name):
+    """Returns the lines that a page shows of an example; test_pages.py compares them with a run."""
+    mark = f"printed by docs/examples/{name}"
+    pages = (page.read_text() for page in update_pages.PAGES)
+    blocks = itertools.chain.from_iterable(map(update_pages.read_blocks, pages))
+    return next(block.code.splitlines() for block in blocks if block.mark == mark)
+
+
+def read_numbers(name, start):
+    """Returns the numbers with a decimal point in the printed lines that begin with start."""
+    lines = [line for line in read_printed(name) if line.startswith(start)]
+    return [re.findall(r"-?\d+\.\d+", line) for line in lines]
+
+
+def test_join_with_the_optimizer_state_trains_as_by_hand():
+    """A rank that had no more batches has the weights of the other after the next steps, too."""
+    (by_hand,) = read_numbers("uneven_inputs.py", "by hand")
+    rank_0, rank_1 = read_numbers("uneven_inputs.py", "train_one_epoch")
+    assert rank_1 == by_hand
+    assert rank_0 == by_hand[:2] + by_hand[3:5]
+
+
+@pytest.mark.parametrize(("mistake", "ranks_agree"), [("momentum", False), ("ZeRO", True)])
+def test_join_alone_and_join_with_zero_do_not(mistake, ranks_agree):
+    """An old momentum makes the ranks differ; ZeroRedundancyOptimizer makes both ranks wrong."""
+    (by_hand,) = read_numbers("uneven_inputs.py", "by hand")
+    rank_0, rank_1 = read_numbers("uneven_inputs.py", f"mistake, {mistake}")
+    assert rank_1 != by_hand
+    assert (rank_0 == rank_1[:2] + rank_1[3:5]) == ranks_agree
+
+
+def test_join_can_end_all_ranks_together():
+    lines = [line.split() for line in read_printed("uneven_inputs.py") if "stop_early" in line]
+    assert [line[1:] for line in lines] == [
+        ["rank", "0", "RuntimeError"],
+        ["rank", "1", "RuntimeError"],
+    ]
+
+
+def test_no_two_steps_and_ranks_have_the_same_seed(monkeypatch):
+    """Over 3 epochs of 200 steps on 16 ranks; 1000 * epoch + 10 * step + rank had the same."""
+    seed_step = load("resume_mid_epoch.py", "seed_step")
+    seeds, old = [], set()
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    for epoch, step, rank in itertools.product(range(3), range(200), range(16)):
+        seed_step(epoch, step, 200, rank, 16)
+        old.add(1000 * epoch + 10 * step + rank)
+    assert len(set(seeds)) == 3 * 200 * 16 > len(old)
+
+
+def test_resumed_run_ends_with_the_weights_of_the_whole_run():
+    for line in read_printed("resume_mid_epoch.py"):
+        whole, resumed, repeated = re.findall(r"-?\d\.\d{6}", line)
+        assert whole == resumed != repeated
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_weighted_draw_is_one_draw_divided(world_size):
+    """The ranks' shares are those of one process, equally long, and new in each epoch."""
+    draw_images = load("weighted_sampling.py", "draw_images")
+    weights = torch.tensor([1.0] * 90 + [9.0] * 12)
+    shares = [draw_images(weights, 0, rank, world_size) for rank in range(world_size)]
+    whole = draw_images(weights, 0, 0, 1)
+    assert [image for images in zip(*shares, strict=True) for image in images] == whole
+    assert whole != draw_images(weights, 1, 0, 1)
+    rare = sum(image >= 90 for image in whole) / len(whole)
+    assert 0.4 < rare < 0.7  # 12 of 102 images have 108 of the weights' sum of 198.
+
+
+def test_stream_gives_each_sample_to_one_worker_of_one_rank(monkeypatch):
+    """Two ranks with three workers each, and ranks without workers."""
+    stream_class = load("iterable_dataset.py", "Stream")
+    for workers, ranks in ((3, 2), (0, 5)):
+        samples = []
+        for rank in range(ranks):
+            stream = stream_class(range(23), rank, ranks)
+            for worker in range(max(workers, 1)):
+                info = type("Info", (), {"num_workers": workers, "id": worker})
+                scope = stream_class.__iter__.__globals__
+                monkeypatch.setitem(scope, "get_worker_info", lambda i=info, n=workers: n and i)
+                samples += list(stream)
+        assert sorted(samples) == list(range(23))
+
+
+def test_workers_with_a_generator_of_their_own_draw_different_numbers():
+    """Without it, all workers, ranks and epochs drew the same four numbers."""
+    lines = [line for line in read_printed("worker_augmentation.py") if line.startswith("rank")]
+    shifts = [[ast.literal_eval(part) for part in re.findall(r"\[.*?\]", line)] for line in lines]
+    copied = {tuple(shift[0][half : half + 4]) for shift in shifts for half in (0, 4)}
+    seeded = {tuple(shift[1][half : half + 4]) for shift in shifts for half in (0, 4)}
+    assert len(copied) == 1 and len(seeded) == 8
+
+
+def test_split_and_dropout_need_two_seeds():
+    """One seed: equal masks until start_epoch. A seed for each rank: the splits overlap."""
+
+    def read(start):
+        (line,) = (x for x in read_printed("random_seeds.py") if x.startswith(start))
+        return [ast.literal_eval(part) for part in re.findall(r"\[.*?\]", line)]
+
+    tests, trains = read("a seed for each rank: 1"), read("a seed for each rank: 2")
+    assert set(tests[0]) & set(trains[1])
+    tests, trains = read("one seed: 1"), read("one seed: 2")
+    assert tests[0] == tests[1] and not set(tests[0]) & {*trains[0], *trains[1]}
+    assert not set(trains[0]) & set(trains[1])
+    equal = [masks[0] == masks[1] for masks in (read("one seed: 3"), read("one seed: 4"))]
+    assert equal == [True, False]
+
+
+@pytest.mark.parametrize("folds", [2, 5])
+def test_every_image_is_tested_in_one_fold(folds):
+    split_fold = load("k_fold.py", "split_fold")
+    tested = []
+    for fold in range(folds):
+        train, test = split_fold(23, fold, folds)
+        assert sorted([*train.tolist(), *test.tolist()]) == list(range(23))
+        tested += test.tolist()
+    assert sorted(tested) == list(range(23))
+
+
+def test_image_folders_command_has_options_of_the_changed_script():
+    """The data set's only name is imagenet, so a command with another name would fail."""
+    text = (REPO / "docs" / "patches" / "image_folders.diff").read_text()
+    command = text.partition("diff --git")[0]
+    assert "--data-root" in command and "--dataset" not in command
