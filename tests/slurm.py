@@ -108,9 +108,12 @@ class BatchJob:
         self.cluster.ask("scancel", "--batch", "--signal", "USR1", self.number)
 
     def start_again(self):
-        """Waits until the requeued job may start, and lets it: by itself it waits two minutes."""
+        """Waits until the requeued job may start, and lets it: by itself it waits two minutes.
+
+        Within the second of its end slurmd would refuse it ("Job credential revoked").
+        """
         self.wait_for(lambda: self.states() == {"PENDING"}, "the job to be in the queue again")
-        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now+2")
 
     def has_ended(self):
         """Whether squeue knows the job, and no part of it waits or runs."""
@@ -165,9 +168,12 @@ class Job(Launch):
         return self.cluster.ask(*command).strip()
 
     def start_again(self):
-        """Waits until the requeued job may start, and lets it: by itself it waits two minutes."""
+        """Waits until the requeued job may start, and lets it: by itself it waits two minutes.
+
+        Within the second of its end slurmd would refuse it ("Job credential revoked").
+        """
         self.wait_for(lambda: self.state() == "PENDING", 60, "the job to be in the queue again")
-        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+        self.cluster.ask("scontrol", "update", f"JobId={self.number}", "StartTime=now+2")
         self.requeued = True
 
     def succeeded(self, seconds=120):
