@@ -37,10 +37,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Nothing here uses this module. Its functions hold, as a default argument, the process group that
-# exists when it is imported: none yet. DDP's constructor would import it when there is one. That
-# group could then not end at mark 8, and its threads could crash Python as it exits
-# (docs/gloo_abort_at_exit.md).
+# Not used here. DDP's constructor imports this module, and if there were a process group by then,
+# the module would keep it: the group could not end at mark 8, and Python could crash as it exits
+# (docs/gloo_abort_at_exit.md). Imported here, before there is a group, it keeps none.
 import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
@@ -79,15 +78,12 @@ def setup_distributed(args):
         torch.accelerator.set_device_index(device.index)  # for code that says only "cuda"
     else:
         device = torch.device("cpu")
-    # The backend is the library that moves tensors between processes: nccl on GPUs, xccl on Intel's
-    # GPUs, gloo on CPUs. Processes that share a GPU need --backend gloo.
+    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs.
     backend = args.backend or dist.get_default_backend_for_device(device)
     # 2 Join the process group. The call returns when all processes have called it.
     dist.init_process_group(
         backend=backend,
-        # env:// reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment. The
-        # processes meet at that address and port. torchrun sets all four.
-        init_method="env://",
+        init_method="env://",  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
         # With device_id, nccl takes this GPU and connects now, so that a network fault shows here.
         device_id=device if backend == "nccl" else None,
@@ -109,9 +105,9 @@ def train(args, local_rank, device):
     # constructor (weights), in a training forward (BatchNorm's statistics) and in backward
     # (gradients). All ranks must make the same calls in the same order, or wait until --timeout.
 
-    # 3 One process downloads: rank 0, in the first of three turns. The second turn is for the first
-    # process of each other node, which may have a folder of its own. In the third the rest finds
-    # the files. All ranks go through all turns, and wait for one another at the barrier.
+    # 3 One process downloads: rank 0, in the first turn. The second is for the first process of
+    # each other node, which may have a folder of its own. In the third the rest finds the files.
+    # After each turn all ranks wait for one another.
     for my_turn in (rank == 0, rank > 0 and local_rank == 0, rank > 0 and local_rank > 0):
         if my_turn:
             train_set = load_split(args.dataset, args.data_root, train=True)
@@ -139,9 +135,8 @@ def train(args, local_rank, device):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. DDP copies the weights of rank 0 to all ranks. In each backward it averages
     # the gradients over all ranks. It packs them into buckets, tensors of many gradients, and sends
-    # a full bucket while backward fills the next. With gradient_as_bucket_view backward makes each
-    # .grad a view into its bucket, which saves memory. device_ids is not needed, because the model
-    # is on this rank's device.
+    # a full bucket while backward fills the next. With gradient_as_bucket_view each .grad is a view
+    # into its bucket, which saves memory. The model is on this rank's GPU: no device_ids needed.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     # model and ddp_model share parameters and buffers. We train ddp_model. We test and save model,
     # because in a test its forward makes no collective call, and its state_dict has plain names.
@@ -178,8 +173,8 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave. This lets go of the process group. The group ends, because nothing else holds it:
-    # train() has returned, and the DDP model is gone.
+    # 8 Leave. The process group ends, because nothing else holds it: train() has returned, and the
+    # DDP model is gone.
     dist.destroy_process_group()
 
 
@@ -249,8 +244,8 @@ def load_checkpoint(path, model, optimizer):
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # All ranks read the file, and all nodes must see it: DDP has copied the weights of rank 0
-    # before, in its constructor, and it never copies optimizer state.
+    # Every rank reads the file, so every node must see it. DDP would not copy what rank 0 has read:
+    # its constructor has copied the weights before, and it never copies optimizer state.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code in it
     except Exception as error:  # torch raises almost anything, and does not name the file.
