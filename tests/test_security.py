@@ -212,7 +212,7 @@ class ClusterInNetwork(Cluster):
 
 # Most systems let a process have so many open files unless it asks for more.
 USUAL_LIMIT = ("prlimit", "--nofile=1024")
-TIMEOUT = 20
+TIMEOUT = 60
 RUDE = ("--dataset", "synthetic", "-e", 3, "-b", 125, "--timeout", TIMEOUT)
 
 
