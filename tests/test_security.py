@@ -384,6 +384,45 @@ def test_store_on_one_address():
     assert store.get("key") == b"value"
 
 
+# Two ranks that meet in such a store, train, and wait for a file before they leave.
+TRAIN_WITH_STORE = """
+import pathlib, socket, sys, time
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+
+rank, port, gate = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
+listener = socket.create_server(("127.0.0.1", port)).detach() if rank == 0 else None
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, master_listen_fd=listener)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+torch.manual_seed(rank)
+
+def train():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    for _ in range(3):
+        model(torch.randn(8, 4)).square().mean().backward()
+    return sum(parameter.grad.sum() for parameter in model.parameters()).item()
+
+print("trained", train(), flush=True)
+while not gate.exists():
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+
+
+def test_training_with_a_store_on_one_address(launch, tmp_path):
+    """Nothing of it listens beyond loopback, and DDP averages as ever."""
+    port, gate = free_port(), tmp_path / "gate"
+    commands = [["python", "-c", TRAIN_WITH_STORE, rank, port, gate] for rank in (0, 1)]
+    run = launch(commands, env={"GLOO_SOCKET_IFNAME": "lo"})
+    run.wait_for(lambda: run.out.count("trained") == 2 or has_ended(run), 60, "both ranks")
+    places = [place for process in run.processes for place in places_of(process.pid)]
+    assert len(places) == 3 and all(address.is_loopback for address, _ in places), run.story()
+    gate.touch()
+    first, second = run.succeeded().out.splitlines()
+    assert first == second
+
+
 def ask_store(port, action):
     """What a stranger gets who knows the port."""
     client = dist.TCPStore(
