@@ -11,9 +11,10 @@ import torch.distributed.nn  # Not used. Mark 8 says why it is here.
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+device = None
 if torch.cuda.is_available():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # 1 Take your own GPU.
-dist.init_process_group()  # 2 Join the process group.
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # 1 Take your own GPU.
+dist.init_process_group(device_id=device)  # 2 Join the process group.
 
 
 def train(device):
@@ -44,5 +45,5 @@ def train(device):
     torch.save(model.state_dict(), "model.pt")
 
 
-train("cuda" if torch.cuda.is_available() else "cpu")
+train(device or "cpu")
 dist.destroy_process_group()  # 8 Leave, when train() and its model are gone.
