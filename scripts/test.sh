@@ -26,6 +26,6 @@ files=(tests)
 for word in "$@"; do
     case "$word" in tests/*) files=() ;; esac
 done
-# Two test files at a time: launches spend much of their time waiting.
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+# Three test files at a time: launches spend much of their time waiting.
+exec python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
     -m "$markers" "${files[@]}" "$@"

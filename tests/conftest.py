@@ -30,6 +30,12 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_collection_modifyitems(items):
+    """Begins with the files that take longest, so that at the end no worker waits for another."""
+    longest = ("test_failures.py", "test_two_hosts.py", "test_who_hangs.py")
+    items.sort(key=lambda item: item.path.name not in longest)
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Starts commands, or a script with so many processes; all of it ends with the test."""
