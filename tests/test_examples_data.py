@@ -100,6 +100,35 @@ def test_weighted_draw_is_one_draw_divided(world_size):
     assert 0.4 < rare < 0.7  # 12 of 102 images have 108 of the weights' sum of 198.
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_batches_of_similar_length(world_size):
+    """Each sequence is in a batch, no batch is too large, and those of a step are alike."""
+    make_batches = load("similar_lengths.py", "make_batches")
+    lengths = torch.randint(4, 100, (500,), generator=torch.Generator().manual_seed(0))
+    lengths[0] = 1000  # longer than max_tokens
+    ranks = [make_batches(lengths, 800, 0, rank, world_size) for rank in range(world_size)]
+    steps = list(zip(*ranks, strict=True))  # equally many on all ranks
+    batches = [batch for step in steps for batch in step]
+    assert {i for batch in batches for i in batch} == set(range(500))
+    repeated = len(batches) - len({tuple(batch) for batch in batches})
+    assert repeated < world_size
+    assert all(len(batch) * lengths[batch].max() <= 800 or batch == [0] for batch in batches)
+    longest = torch.tensor([[lengths[batch].max() for batch in step] for step in steps])
+    differences = (longest.amax(1) - longest.amin(1)).sort().values
+    assert (differences[:-1] < 20).all()  # The last may be that of the repeated batch.
+    assert ranks[0] != make_batches(lengths, 800, 1, 0, world_size)
+
+
+def test_each_rank_that_orders_sequences_by_itself_makes_others_wait():
+    shares = re.findall(
+        r"(32 of|make_b).* (\S+) % waiting", "\n".join(read_printed("similar_lengths.py"))
+    )
+    alone, together = (
+        [float(share) for name, share in shares if name == kind] for kind in ("32 of", "make_b")
+    )
+    assert min(alone) > 20 and max(together) < 5
+
+
 def test_stream_gives_each_sample_to_one_worker_of_one_rank(monkeypatch):
     """Two ranks with three workers each, and ranks without workers."""
     stream_class = load("iterable_dataset.py", "Stream")
