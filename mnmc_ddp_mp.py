@@ -15,10 +15,10 @@ Eight things turn a script into a DDP script. Comments such as "# 6" mark them:
     7 add up the metrics, print and save on one rank
     8 leave
 
-With these it runs and trains right. Three more things make it exact: a seed for each rank, equal
-buffers in evaluate(), and rank 0's word on resuming.
+With these it runs and trains right. Three more things make it exact: a seed for each rank in
+train(), equal BatchNorm statistics in evaluate(), and one decision to resume in load_checkpoint().
 
-    # One machine, two processes. If they share a GPU, add --backend gloo.
+    # One machine, two processes. If they share a GPU, which nccl refuses, add --backend gloo.
     python mnmc_ddp_mp.py --dataset synthetic --nproc-per-node 2
     # Two machines with as many GPUs each, a line on each; 192.0.2.1 is the address of the first:
     python mnmc_ddp_mp.py --nodes 2 --node-rank 0 --init-method tcp://192.0.2.1:18888
@@ -36,9 +36,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Not used here. DDP's constructor imports this module, and if there were a process group by then,
-# the module would keep it: the group could not end at mark 8, and Python could crash as it exits
-# (docs/gloo_abort_at_exit.md). Imported here, before there is a group, it keeps none.
+# Not used here. Functions of this module have a default argument, group=dist.group.WORLD, which
+# Python evaluates at import: None, as there is no process group yet. If DDP's constructor were the
+# first to import it, the functions would keep the group alive after mark 8, and Python could crash
+# as it exits (docs/gloo_abort_at_exit.md).
 import torch.distributed.nn
 import torch.multiprocessing as mp
 import torch.nn.functional as F
@@ -82,7 +83,8 @@ def setup_distributed(args, local_rank):
         torch.accelerator.set_device_index(device.index)  # for code that says only "cuda"
     else:
         device = torch.device("cpu")
-    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs.
+    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs. gloo
+    # moves those of GPUs, too, but more slowly.
     backend = args.backend or dist.get_default_backend_for_device(device)
     # 2 Join the process group. The call returns when all processes have called it.
     dist.init_process_group(
@@ -91,13 +93,13 @@ def setup_distributed(args, local_rank):
         rank=args.node_rank * args.nproc_per_node + local_rank,
         world_size=args.nodes * args.nproc_per_node,
         timeout=timedelta(seconds=args.timeout),
-        # With device_id, nccl takes this GPU and connects now, so that a network fault shows here.
+        # nccl needs device_id to take this GPU, and to connect now: a network fault shows here.
         device_id=device if backend == "nccl" else None,
     )
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # print writes its own newline later, perhaps into another rank's line.
+        end="",  # print would write its newline by itself, perhaps after another rank's line.
         flush=True,
     )
     return device
@@ -123,9 +125,9 @@ def train(args, local_rank, device):
     # same order, of which each takes its part. It repeats a few images to make all parts equally
     # long, because the ranks wait for one another in each step.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # batch_sampler yields lists of indices. With sampler= and batch_size=None the loader returns
-    # train_set[list] for each list, a batch in one operation. With batch_sampler= it would fetch
-    # the images of a list one by one, and stack them.
+    # batch_sampler yields a list of indices for each batch. We pass it as sampler=, so the loader
+    # reads train_set[list], a batch in one operation. If we passed it as batch_sampler=, the loader
+    # would read the images of a list one by one, and stack them.
     batch_sampler = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batch_sampler, batch_size=None, pin_memory=pin)
@@ -142,10 +144,10 @@ def train(args, local_rank, device):
     # 5 Wrap the model. DDP copies the weights of rank 0 to all ranks. In each backward it averages
     # the gradients over all ranks. It packs them into buckets, tensors of many gradients, and sends
     # a full bucket while backward fills the next. With gradient_as_bucket_view each .grad is a view
-    # into its bucket, which saves memory. The model is on this rank's GPU: no device_ids needed.
+    # into its bucket, which saves memory; after zero_grad(), backward makes it a view again.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # model and ddp_model share parameters and buffers. We train ddp_model. We test and save model,
-    # because in a test its forward makes no collective call, and its state_dict has plain names.
+    # model and ddp_model share parameters and buffers. We train ddp_model, and test and save model:
+    # ddp_model could make a collective call in a test, and its state_dict has "module." in names.
     optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -157,8 +159,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Each rank augments with a seed of its own. Each epoch has its own seed, too: a resumed run
-        # repeats an uninterrupted run with the same --epochs and world size.
+        # A seed for each rank and epoch. The ranks augment differently, and a resumed run repeats
+        # an uninterrupted one, if world size and --epochs (for the learning rate) are the same.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, loader, optimizer, epoch, args, device)
@@ -179,8 +181,8 @@ def worker(local_rank, args):
     """Runs in every spawned process: what main() does in the other scripts."""
     device = setup_distributed(args, local_rank)
     train(args, local_rank, device)
-    # 8 Leave. The process group ends, because nothing else holds it: train() has returned, and the
-    # DDP model is gone.
+    # 8 Leave. torch drops its reference to the process group. It is the last one, since the DDP
+    # model went when train() returned, so the connections close.
     dist.destroy_process_group()
 
 
@@ -198,11 +200,11 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     peak_lr *= dist.get_world_size()  # 6 The batch of a step is now that of all ranks together.
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
-    # disable is None on rank 0, which shows the bar on terminals only, and True on the others.
-    bar = tqdm(loader, leave=False, disable=dist.get_rank() > 0 or None)
+    # On rank 0 None shows the bar if the output is a terminal. On the others True hides it.
+    bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
         # progress goes from 0 to 1 over all epochs; + 0.5 is the middle of a step. The learning
-        # rate rises from 0 to peak_lr while progress is below 0.2, and then falls back to 0.
+        # rate is the lower of two lines: up to peak_lr at progress 0.2, and from there down to 0.
         progress = (epoch + (step + 0.5) / len(loader)) / args.epochs
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(progress / 0.2, (1 - progress) / 0.8)
@@ -262,7 +264,7 @@ def load_checkpoint(path, model, optimizer):
     # its constructor has copied the weights before, and it never copies optimizer state.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code in it
-    except Exception as error:  # torch raises almost anything, and does not name the file.
+    except Exception as error:  # of any type, with a long text that does not name the file
         sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -287,7 +289,7 @@ class ConvNet(nn.Module):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
         # Dividing by a constant keeps the logits small. Large learning rates need that: with --lr
-        # 0.8 the accuracy after one epoch is 99% with the division, and 9% without.
+        # 0.8, that of 8 processes, the accuracy after one epoch is 99% with it, and 9% without.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -304,7 +306,7 @@ def load_split(dataset, data_root, train):
     """Returns a split: images uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
     if dataset == "synthetic":
         # Each class is a random template of 7 x 7 pixels from 0 to 255, enlarged to 28 x 28. Noise
-        # with a standard deviation of 350 hides it. Training and test have the same templates.
+        # with a standard deviation of 350 hides it. Seed 0 gives both splits the same templates.
         generator = torch.Generator().manual_seed(0)
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
@@ -318,7 +320,7 @@ def load_split(dataset, data_root, train):
         sys.exit(f"{error}\ncannot load {dataset}: --dataset synthetic needs no download")
     images, labels = torch.as_tensor(split.data), torch.as_tensor(split.targets)
     images = images.unsqueeze(3) if dataset == "mnist" else images  # Now both are (N, H, W, C).
-    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # The order in memory stays.
+    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # a view: channels_last in memory
 
 
 def augment(images):
@@ -328,7 +330,7 @@ def augment(images):
     # in row y and column x.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
     y, x = torch.randint(9, (2, n), device=images.device)
-    images = windows[torch.arange(n), :, y, x]  # one part of each image: (N, C, H, W)
+    images = windows[torch.arange(n, device=images.device), :, y, x]  # one part each: (N, C, H, W)
     mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 

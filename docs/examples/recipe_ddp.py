@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # Not used. Mark 8 says why it is here.
+import torch.distributed.nn  # Not used. The text at 8 says why it is here.
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
