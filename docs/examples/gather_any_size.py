@@ -1,0 +1,44 @@
+"""all_gather of tensors whose sizes no other rank knows: the sizes first, then the padded tensors.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/gather_any_size.py
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+
+def gather_any_size(tensor):
+    """Returns a list with the tensor of each rank, in the order of the ranks.
+
+    The tensors have one dtype and equally many dimensions; their sizes may differ. Every rank must
+    call it. The list has no gradients.
+    """
+    size = torch.tensor(tensor.shape, device=tensor.device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    sizes = [size.tolist() for size in sizes]
+    padded = tensor.new_zeros(max(math.prod(size) for size in sizes))
+    padded[: tensor.numel()] = tensor.flatten()
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded)
+    return [part[: math.prod(size)].view(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    shapes = [(3, 2), (5, 4)]
+    tensor = torch.full(shapes[rank], float(rank))
+    try:
+        dist.all_gather([torch.empty(shape) for shape in shapes], tensor)
+    except (RuntimeError, ValueError) as error:
+        print(f"rank {rank}, all_gather: {str(error).splitlines()[0]}")
+    for part in gather_any_size(tensor):
+        print(f"rank {rank}, gather_any_size: {tuple(part.shape)} of {part.unique().tolist()}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
