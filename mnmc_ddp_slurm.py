@@ -40,10 +40,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Not used here. Functions of this module have a default argument, group=dist.group.WORLD, which
-# Python evaluates at import: None, as there is no process group yet. If DDP's constructor were the
-# first to import it, the functions would keep the group alive after mark 8, and Python could crash
-# as it exits (docs/gloo_abort_at_exit.md).
+# Not used here. DDP's constructor would import it later, when there is a process group, and then
+# Python could crash as it exits: docs/gloo_abort_at_exit.md says why.
 import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
@@ -108,7 +106,7 @@ def setup_distributed(args):
         backend=backend,
         init_method="env://",  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
-        # nccl needs device_id to take this GPU, and to connect now: a network fault shows here.
+        # nccl takes the GPU that device_id names, and connects now: a network fault shows here.
         device_id=device if backend == "nccl" else None,
     )
     print(
@@ -125,8 +123,8 @@ def train(args, local_rank, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # In a collective call the ranks wait for one another: barrier() only waits, broadcast() copies
     # from one rank to all, all_reduce() gives every rank the sum. DDP makes such calls, too: in its
-    # constructor (weights), in a training forward (BatchNorm's statistics) and in backward
-    # (gradients). All ranks must make the same calls in the same order, or wait until --timeout.
+    # constructor (weights), in forward (BatchNorm's statistics) and in backward (gradients). All
+    # ranks must make the same calls in the same order, or they wait until --timeout, and fail.
 
     # 3 One process downloads: rank 0, in the first turn. The second is for the first process of
     # each other node, which may have a folder of its own. In the third the rest finds the files.
@@ -152,7 +150,7 @@ def train(args, local_rank, device):
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
     torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # channels_last, as in load_split(), makes convolutions fast.
+    # Images and model are channels_last all the way, which makes convolutions fast.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -196,8 +194,8 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave. torch drops its reference to the process group. It is the last one, since the DDP
-    # model went when train() returned, so the connections close.
+    # 8 Leave: close the connections to the other ranks. Nothing uses them any more, because the DDP
+    # model went when train() returned.
     dist.destroy_process_group()
 
 
@@ -271,7 +269,7 @@ def load_checkpoint(path, model, optimizer):
     # its constructor has copied the weights before, and it never copies optimizer state.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code in it
-    except Exception as error:  # of any type, with a long text that does not name the file
+    except Exception as error:  # torch raises many types, and does not name the file.
         sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -295,8 +293,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # Dividing by a constant keeps the logits small. Large learning rates need that: with --lr
-        # 0.8, that of 8 processes, the accuracy after one epoch is 99% with it, and 9% without.
+        # Dividing by a constant keeps the logits small. Large learning rates need that: with 0.8,
+        # which is 0.1 times 8 processes, the accuracy after one epoch is 99%, and 9% without it.
         return self.classifier(x.flatten(1)) / 8
 
 

@@ -53,7 +53,7 @@ def train(args, device):
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
     torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # channels_last, as in load_split(), makes convolutions fast.
+    # Images and model are channels_last all the way, which makes convolutions fast.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     # Every forward copies the model to all GPUs and gives each a part of the batch. The wrapper has
     # no weights of its own: it trains those of model. We test and save model.
@@ -154,7 +154,7 @@ def load_checkpoint(path, model, optimizer):
         return 0
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code in it
-    except Exception as error:  # of any type, with a long text that does not name the file
+    except Exception as error:  # torch raises many types, and does not name the file.
         sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -178,8 +178,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # Dividing by a constant keeps the logits small. Large learning rates need that: with --lr
-        # 0.8, that of 8 processes, the accuracy after one epoch is 99% with it, and 9% without.
+        # Dividing by a constant keeps the logits small. Large learning rates need that: with 0.8,
+        # which is 0.1 times 8 processes, the accuracy after one epoch is 99%, and 9% without it.
         return self.classifier(x.flatten(1)) / 8
 
 
