@@ -16,10 +16,7 @@ Eight things turn a script into a DDP script. Comments such as "# 6" mark them:
     7 add up the metrics, print and save on one rank
     8 leave
 
-With these it runs and trains right. Three more things make it exact: a seed for each rank in
-train(), equal BatchNorm statistics in evaluate(), and one decision to resume in load_checkpoint().
-
-    # One machine, two terminals. If both use one GPU, which nccl refuses, add --backend gloo.
+    # One machine, two terminals. On a machine with one GPU add --backend gloo.
     python mnmc_ddp_tcp.py --dataset synthetic --world-size 2 --rank 0
     python mnmc_ddp_tcp.py --dataset synthetic --world-size 2 --rank 1
     # Two machines with one GPU each, a line on each; 192.0.2.1 is the address of the first:
@@ -38,8 +35,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Not used here. DDP's constructor would import it later, when there is a process group, and then
-# Python could crash as it exits: docs/gloo_abort_at_exit.md says why.
+# Not used, but imported before there is a process group. DDP's constructor imports it, too. Its
+# functions keep the group that exists at the import alive, as a default argument. The threads of a
+# group that is alive when Python exits can crash it: docs/gloo_abort_at_exit.md.
 import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
@@ -77,30 +75,30 @@ def setup_distributed(args):
     local_rank = args.rank if args.local_rank is None else args.local_rank
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # Otherwise the processes of a node fight for its cores.
-    # 1 Take your own GPU. With more processes than GPUs, % starts again at GPU 0.
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    # 1 Take your own GPU. If there are too few, processes share one, which only gloo allows.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if accelerator and accelerator.type != "mps":  # A Mac's GPU cannot communicate.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device.index)  # for code that says only "cuda"
     else:
         device = torch.device("cpu")
     # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs. gloo
-    # moves those of GPUs, too, but more slowly.
+    # works on GPUs, too, but more slowly.
     backend = args.backend or dist.get_default_backend_for_device(device)
-    # 2 Join the process group. The call returns when all processes have called it.
+    # 2 Join the process group, all processes that train together. The call returns when all are in.
     dist.init_process_group(
         backend=backend,
         init_method=args.init_method,
         rank=args.rank,
         world_size=args.world_size,
         timeout=timedelta(seconds=args.timeout),
-        # nccl takes the GPU that device_id names, and connects now: a network fault shows here.
+        # This tells nccl its GPU. nccl then connects at once, so that a network fault shows here.
         device_id=device if backend == "nccl" else None,
     )
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # print would write its newline by itself, perhaps after another rank's line.
+        end="",  # print would write its newline apart, and another rank could write in between.
         flush=True,
     )
     return local_rank, device
@@ -110,49 +108,50 @@ def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # In a collective call the ranks wait for one another: barrier() only waits, broadcast() copies
-    # from one rank to all, all_reduce() gives every rank the sum. DDP makes such calls, too: in its
-    # constructor (weights), in forward (BatchNorm's statistics) and in backward (gradients). All
-    # ranks must make the same calls in the same order, or they wait until --timeout, and fail.
+    # from one rank to all, all_reduce() gives every rank the sum. DDP makes such calls, too: its
+    # constructor copies the weights of rank 0, each forward in training copies rank 0's BatchNorm
+    # statistics, and backward averages gradients. All ranks must make the same calls in the same
+    # order, or they wait until --timeout, and fail.
 
-    # 3 One process downloads: rank 0, in the first turn. The second is for the first process of
-    # each other node, which may have a folder of its own. In the third the rest finds the files.
-    # After each turn all ranks wait for one another.
+    # 3 One process downloads: rank 0, in the first of three turns. The second is for the first
+    # process of each other node, in case the nodes share no data folder. In the third all others
+    # find the files. Each rank loads in one turn, and waits for the others after each.
     for my_turn in (rank == 0, rank > 0 and local_rank == 0, rank > 0 and local_rank > 0):
         if my_turn:
             train_set = load_split(args.dataset, args.data_root, train=True)
             test_set = load_split(args.dataset, args.data_root, train=False)
         dist.barrier()
-    # 4 Take your own shard. DistributedSampler shuffles by seed and epoch, so all ranks know the
-    # same order, of which each takes its part. It repeats a few images to make all parts equally
-    # long, because the ranks wait for one another in each step.
+    # 4 Take your own shard. DistributedSampler shuffles by seed and epoch, on all ranks alike, and
+    # gives each rank its part. It repeats a few images so that all parts are equally long: backward
+    # is a collective call, so all ranks need the same number of steps.
     sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # batch_sampler yields a list of indices for each batch. We pass it as sampler=, so the loader
-    # reads train_set[list], a batch in one operation. If we passed it as batch_sampler=, the loader
-    # would read the images of a list one by one, and stack them.
+    # batch_sampler yields lists, each with the indices of a batch. With batch_size=None the loader
+    # takes a list as it is, and reads train_set[list], a whole batch in one operation. With
+    # batch_size=64, the usual way, it would read images one by one, and stack them.
     batch_sampler = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batch_sampler, batch_size=None, pin_memory=pin)
-    # For testing no image is repeated. A rank may have one image more than another, because the
-    # loop over test batches makes no collective call.
+    # Each test image is used once. A rank may have one more than another, because it waits for no
+    # other rank between test batches.
     test_sampler = BatchSampler(range(rank, len(test_set), world_size), 1000, drop_last=False)
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
     torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # Images and model are channels_last all the way, which makes convolutions fast.
+    # Convolutions are fast if weights and images are channels_last, as those of load_split() are.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. DDP copies the weights of rank 0 to all ranks. In each backward it averages
     # the gradients over all ranks. It packs them into buckets, tensors of many gradients, and sends
-    # a full bucket while backward fills the next. With gradient_as_bucket_view each .grad is a view
-    # into its bucket, which saves memory; after zero_grad(), backward makes it a view again.
+    # a full bucket while backward fills the next. With gradient_as_bucket_view the buckets are the
+    # only copy of the gradients.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # model and ddp_model share parameters and buffers. We train ddp_model, and test and save model:
-    # ddp_model could make a collective call in a test, and its state_dict has "module." in names.
+    # model and ddp_model share parameters and buffers. We test and save model: its forward makes no
+    # collective call, and its state_dict has plain names, without "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    if args.checkpoint:  # A folder that cannot be made fails now, and not after the first epoch.
+    if args.checkpoint:  # Make its folder now. If that fails, no epoch is lost.
         args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
     if rank == 0 and start_epoch > 0:
@@ -160,8 +159,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # A seed for each rank and epoch. The ranks augment differently, and a resumed run repeats
-        # an uninterrupted one, if world size and --epochs (for the learning rate) are the same.
+        # augment() draws from this seed, which differs between ranks and epochs. A resumed run
+        # repeats an uninterrupted one, if options and world size are the same.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, loader, optimizer, epoch, args, device)
@@ -182,23 +181,23 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks. Nothing uses them any more, because the DDP
-    # model went when train() returned.
+    # 8 Leave: close the connections to the other ranks. ddp_model, which lived in train(), is gone.
     dist.destroy_process_group()
 
 
 def train_one_epoch(model, loader, optimizer, epoch, args, device):
     """Trains the wrapped model for an epoch; returns (mean loss, accuracy in percent)."""
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
-    peak_lr *= dist.get_world_size()  # 6 The batch of a step is now that of all ranks together.
+    # 6 A learning rate for the larger batch: there are fewer steps, so each must be larger.
+    peak_lr *= dist.get_world_size()
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
-    # On rank 0 None shows the bar if the output is a terminal. On the others True hides it.
+    # disable=None shows the bar if the output is a terminal. All ranks but 0 hide it.
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
-        # progress goes from 0 to 1 over all epochs; + 0.5 is the middle of a step. The learning
-        # rate is the lower of two lines: up to peak_lr at progress 0.2, and from there down to 0.
-        progress = (epoch + (step + 0.5) / len(loader)) / args.epochs
+        # progress goes from 0 to 1 over all epochs. Until it is 0.2, the learning rate rises from 0
+        # to peak_lr, and then falls back to 0.
+        progress = (epoch + (step + 0.5) / len(loader)) / args.epochs  # in the middle of a step
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(progress / 0.2, (1 - progress) / 0.8)
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -222,8 +221,8 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, loader, device):
     """Tests the bare model, always in float32; returns (correct images, images) of all ranks."""
-    # DDP copies BatchNorm's statistics from rank 0 before a step, and in the step each rank updates
-    # its own. Copy them once more, so that all ranks test the model that rank 0 saves.
+    # Each rank has updated its own BatchNorm statistics in the last step. Copy those of rank 0, so
+    # that all ranks test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -249,14 +248,14 @@ def save_checkpoint(path, model, optimizer, epoch):
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
     # Rank 0 decides whether to resume, so that all ranks train the same epochs.
-    found = torch.tensor(path.exists(), device=next(model.parameters()).device)
+    found = torch.tensor(path.exists(), device=next(model.parameters()).device)  # nccl needs a GPU
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # Every rank reads the file, so every node must see it. DDP would not copy what rank 0 has read:
-    # its constructor has copied the weights before, and it never copies optimizer state.
+    # Every rank reads the file, so every node must see it. DDP's constructor, which copies weights,
+    # has run before, and nothing copies optimizer state.
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code in it
+        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
         sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
     model.load_state_dict(state["model"])
@@ -281,16 +280,16 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # Dividing by a constant keeps the logits small. Large learning rates need that: with 0.8,
-        # which is 0.1 times 8 processes, the accuracy after one epoch is 99%, and 9% without it.
+        # The division keeps the logits small, so that training survives large learning rates. With
+        # --lr 0.8 an epoch of MNIST gives 99%, and without the division 9%, which is guessing.
         return self.classifier(x.flatten(1)) / 8
 
 
 def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
-        # ResNet-18 is for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
-        # is fast and costs accuracy: 75% after 5 epochs. zero_init_residual helps large batches.
+        # ResNet-18 is made for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
+        # is fast, but limits it to 75% after 5 epochs. zero_init_residual helps large batches.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -298,8 +297,8 @@ def build_model(dataset):
 def load_split(dataset, data_root, train):
     """Returns a split: images uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
     if dataset == "synthetic":
-        # Each class is a random template of 7 x 7 pixels from 0 to 255, enlarged to 28 x 28. Noise
-        # with a standard deviation of 350 hides it. Seed 0 gives both splits the same templates.
+        # Each class has a template, 7 x 7 random pixels enlarged to 28 x 28. An image is a template
+        # with noise, so strong that a model needs many images. Both splits have the same templates.
         generator = torch.Generator().manual_seed(0)
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
@@ -313,17 +312,17 @@ def load_split(dataset, data_root, train):
         sys.exit(f"{error}\ncannot load {dataset}: --dataset synthetic needs no download")
     images, labels = torch.as_tensor(split.data), torch.as_tensor(split.targets)
     images = images.unsqueeze(3) if dataset == "mnist" else images  # Now both are (N, H, W, C).
-    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # a view: channels_last in memory
+    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # in memory N, H, W, C: channels_last
 
 
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A view of the shape (N, C, 9, 9, H, W): windows[i, :, y, x] is the part of image i that begins
-    # in row y and column x.
-    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
+    # A view of the shape (N, 9, 9, C, H, W): windows[i, y, x] is the part of padded image i that
+    # begins in row y and column x.
+    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
     y, x = torch.randint(9, (2, n), device=images.device)
-    images = windows[torch.arange(n, device=images.device), :, y, x]  # one part each: (N, C, H, W)
+    images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image
     mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 

@@ -43,9 +43,9 @@ def train(args, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     sampler = RandomSampler(train_set)
-    # batch_sampler yields a list of indices for each batch. We pass it as sampler=, so the loader
-    # reads train_set[list], a batch in one operation. If we passed it as batch_sampler=, the loader
-    # would read the images of a list one by one, and stack them.
+    # batch_sampler yields lists, each with the indices of a batch. With batch_size=None the loader
+    # takes a list as it is, and reads train_set[list], a whole batch in one operation. With
+    # batch_size=64, the usual way, it would read images one by one, and stack them.
     batch_sampler = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batch_sampler, batch_size=None, pin_memory=pin)
@@ -53,7 +53,7 @@ def train(args, device):
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
     torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # Images and model are channels_last all the way, which makes convolutions fast.
+    # Convolutions are fast if weights and images are channels_last, as those of load_split() are.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     # Every forward copies the model to all GPUs and gives each a part of the batch. The wrapper has
     # no weights of its own: it trains those of model. We test and save model.
@@ -61,15 +61,15 @@ def train(args, device):
     optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    if args.checkpoint:  # A folder that cannot be made fails now, and not after the first epoch.
+    if args.checkpoint:  # Make its folder now. If that fails, no epoch is lost.
         args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
     if start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # This seeds RandomSampler and augment(). Each epoch has its own seed, so a resumed run
-        # repeats an uninterrupted one, if --epochs (for the learning rate) is the same.
+        # The seed of an epoch decides the order of its images and their augmentation. So a resumed
+        # run repeats an uninterrupted one, if the options are the same.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(dp_model, loader, optimizer, epoch, args, device)
@@ -87,7 +87,7 @@ def train(args, device):
 
 def main():
     args = parse_args()
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if args.amp and torch.accelerator.device_count() > 1:
         # Autocast's dtype holds for one thread; the threads of DataParallel would use float16.
         sys.exit("--amp needs a single GPU in this script: set CUDA_VISIBLE_DEVICES")
@@ -104,9 +104,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     # disable=None shows the progress bar on terminals only.
     bar = tqdm(loader, leave=False, disable=None)
     for step, (images, labels) in enumerate(bar):
-        # progress goes from 0 to 1 over all epochs; + 0.5 is the middle of a step. The learning
-        # rate is the lower of two lines: up to peak_lr at progress 0.2, and from there down to 0.
-        progress = (epoch + (step + 0.5) / len(loader)) / args.epochs
+        # progress goes from 0 to 1 over all epochs. Until it is 0.2, the learning rate rises from 0
+        # to peak_lr, and then falls back to 0.
+        progress = (epoch + (step + 0.5) / len(loader)) / args.epochs  # in the middle of a step
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(progress / 0.2, (1 - progress) / 0.8)
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -153,7 +153,7 @@ def load_checkpoint(path, model, optimizer):
     if not path.exists():
         return 0
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code in it
+        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
         sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
     model.load_state_dict(state["model"])
@@ -178,16 +178,16 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # Dividing by a constant keeps the logits small. Large learning rates need that: with 0.8,
-        # which is 0.1 times 8 processes, the accuracy after one epoch is 99%, and 9% without it.
+        # The division keeps the logits small, so that training survives large learning rates. With
+        # --lr 0.8 an epoch of MNIST gives 99%, and without the division 9%, which is guessing.
         return self.classifier(x.flatten(1)) / 8
 
 
 def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
-        # ResNet-18 is for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
-        # is fast and costs accuracy: 75% after 5 epochs. zero_init_residual helps large batches.
+        # ResNet-18 is made for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
+        # is fast, but limits it to 75% after 5 epochs. zero_init_residual helps large batches.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -195,8 +195,8 @@ def build_model(dataset):
 def load_split(dataset, data_root, train):
     """Returns a split: images uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
     if dataset == "synthetic":
-        # Each class is a random template of 7 x 7 pixels from 0 to 255, enlarged to 28 x 28. Noise
-        # with a standard deviation of 350 hides it. Seed 0 gives both splits the same templates.
+        # Each class has a template, 7 x 7 random pixels enlarged to 28 x 28. An image is a template
+        # with noise, so strong that a model needs many images. Both splits have the same templates.
         generator = torch.Generator().manual_seed(0)
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
@@ -210,17 +210,17 @@ def load_split(dataset, data_root, train):
         sys.exit(f"{error}\ncannot load {dataset}: --dataset synthetic needs no download")
     images, labels = torch.as_tensor(split.data), torch.as_tensor(split.targets)
     images = images.unsqueeze(3) if dataset == "mnist" else images  # Now both are (N, H, W, C).
-    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # a view: channels_last in memory
+    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # in memory N, H, W, C: channels_last
 
 
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A view of the shape (N, C, 9, 9, H, W): windows[i, :, y, x] is the part of image i that begins
-    # in row y and column x.
-    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1)
+    # A view of the shape (N, 9, 9, C, H, W): windows[i, y, x] is the part of padded image i that
+    # begins in row y and column x.
+    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
     y, x = torch.randint(9, (2, n), device=images.device)
-    images = windows[torch.arange(n, device=images.device), :, y, x]  # one part each: (N, C, H, W)
+    images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image
     mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 
