@@ -34,9 +34,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Not used, but imported before there is a process group. DDP's constructor imports it, too. Its
-# functions keep the group that exists at the import alive, as a default argument. The threads of a
-# group that is alive when Python exits can crash it: docs/gloo_abort_at_exit.md.
+# Not used. It defines functions such as broadcast(tensor, src, group=group.WORLD). Such a default
+# keeps the process group of the import alive, also after mark 8. Then its threads run on while
+# Python exits, and can crash. DDP would import this module late. Here there is no group to keep.
 import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
@@ -68,11 +68,11 @@ def setup_distributed(args):
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start this script with torchrun: torchrun --nproc-per-node 2 mnmc_ddp_env.py")
     local_rank = int(os.environ["LOCAL_RANK"])
-    # 1 Take your own GPU. If there are too few, processes share one, which only gloo allows.
+    # 1 Take your own GPU. If there are too few, processes share one. For that add --backend gloo.
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if accelerator and accelerator.type != "mps":  # A Mac's GPU cannot communicate.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device.index)  # for code that says only "cuda"
+        torch.accelerator.set_device_index(device.index)  # for libraries that say only "cuda"
     else:
         device = torch.device("cpu")
     # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs. gloo
@@ -100,9 +100,9 @@ def train(args, local_rank, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # In a collective call the ranks wait for one another: barrier() only waits, broadcast() copies
     # from one rank to all, all_reduce() gives every rank the sum. DDP makes such calls, too: its
-    # constructor copies the weights of rank 0, each forward in training copies rank 0's BatchNorm
-    # statistics, and backward averages gradients. All ranks must make the same calls in the same
-    # order, or they wait until --timeout, and fail.
+    # constructor copies the weights of rank 0, a forward in training begins with a copy of rank 0's
+    # BatchNorm statistics, and backward averages gradients. All ranks must make the same calls in
+    # the same order, or they wait until --timeout, and fail.
 
     # 3 One process downloads: rank 0, in the first of three turns. The second is for the first
     # process of each other node, in case the nodes share no data folder. In the third all others
@@ -122,8 +122,8 @@ def train(args, local_rank, device):
     batch_sampler = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batch_sampler, batch_size=None, pin_memory=pin)
-    # Each test image is used once. A rank may have one more than another, because it waits for no
-    # other rank between test batches.
+    # Each test image is used once. Some ranks get one image more than others. That is allowed here,
+    # because no rank waits for another between test batches.
     test_sampler = BatchSampler(range(rank, len(test_set), world_size), 1000, drop_last=False)
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
@@ -172,14 +172,14 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks. ddp_model, which lived in train(), is gone.
+    # 8 Leave: close the connections to the other ranks.
     dist.destroy_process_group()
 
 
 def train_one_epoch(model, loader, optimizer, epoch, args, device):
     """Trains the wrapped model for an epoch; returns (mean loss, accuracy in percent)."""
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
-    # 6 A learning rate for the larger batch: there are fewer steps, so each must be larger.
+    # 6 A learning rate for the larger batch, of all ranks. Steps are fewer, so make them larger.
     peak_lr *= dist.get_world_size()
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
@@ -243,8 +243,8 @@ def load_checkpoint(path, model, optimizer):
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # Every rank reads the file, so every node must see it. DDP's constructor, which copies weights,
-    # has run before, and nothing copies optimizer state.
+    # Every rank reads the file, because nothing copies what rank 0 reads: DDP's constructor has run
+    # before, and never copies optimizer state. So every node must see the file.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.

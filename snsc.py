@@ -40,7 +40,7 @@ def train(args, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    sampler = RandomSampler(train_set)
+    sampler = RandomSampler(train_set)  # draws from torch's global generator, seeded in each epoch
     # batch_sampler yields lists, each with the indices of a batch. With batch_size=None the loader
     # takes a list as it is, and reads train_set[list], a whole batch in one operation. With
     # batch_size=64, the usual way, it would read images one by one, and stack them.
