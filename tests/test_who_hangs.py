@@ -318,33 +318,46 @@ names = {"__name__": "watch"}
 exec(open(sys.argv[1]).read().replace('"nccl2"', '"fake"'), names)
 print(names["read_recorders"]()[-1].replace("fake:", "nccl2:"))
 """
-records_nccl2 = pytest.mark.skipif(
-    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_file"), reason="torch before 2.15"
-)
+HAS_NCCL2 = hasattr(torch._C._distributed_c10d, "_dump_fr_trace_file")  # torch 2.15
 
 
-@records_nccl2
-def test_entries_that_torch_writes_for_nccl2(tmp_path):
-    """Rank 0 waits in the barrier, rank 1 in a copy to the CPU; a completed call is retired."""
-    (tmp_path / "hooked.py").write_text(HOOKED)
-    code, out, err = run_forked(tmp_path / "hooked.py", [EXAMPLE], tmp_path / "run", 60)
-    assert code == 0, err
-    trace = json.loads(out)
-    reduce, barrier = trace["entries"]
-    assert reduce.keys() >= call(1).keys()
-    for entry in trace["entries"]:
-        entry["time_created_ns"] = (time.time() - 60) * 1e9
-    reduce |= {"retired": True, "state": "completed"}
-    barrier |= {"retired": False, "state": "scheduled"}
-    for rank in range(2):
-        entries = trace["entries"][: 2 - rank]
-        recorder = [json.dumps(trace | {"entries": part}) for part in ([], entries)]
-        write(tmp_path, rank, [], "test" if rank else "sum", world_size=2, recorder=recorder)
-    assert ask(tmp_path) == (
-        f"collective 2 of nccl: barrier, for 60 s\n    rank 0 waits in it\n{AT['sum']}"
-        "    rank 1 has not called it: the last one was collective 1, all_reduce (3 floats)\n"
-        f"{AT['test']}"
+def test_lines_to_copy_read_a_recorder_of_each_library(tmp_path):
+    """gloo's, that of the old nccl where torch was built with it, and since torch 2.15 nccl2's."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import json, runpy\nnames = runpy.run_path({str(EXAMPLE)!r}, run_name='watch')\n"
+        "print([sorted(json.loads(text)) for text in names['read_recorders']()])\n"
     )
+    code, out, err = run_forked(program, [], tmp_path / "run", 60)
+    assert code == 0, err
+    libraries = 1 + hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json") + HAS_NCCL2
+    assert out.count("'version'") == libraries, out
+
+
+# An older torch does not write such entries.
+if HAS_NCCL2:
+
+    def test_entries_that_torch_writes_for_nccl2(tmp_path):
+        """Rank 0 waits in the barrier, rank 1 in a copy to the CPU; a completed call is retired."""
+        (tmp_path / "hooked.py").write_text(HOOKED)
+        code, out, err = run_forked(tmp_path / "hooked.py", [EXAMPLE], tmp_path / "run", 60)
+        assert code == 0, err
+        trace = json.loads(out)
+        reduce, barrier = trace["entries"]
+        assert reduce.keys() >= call(1).keys()
+        for entry in trace["entries"]:
+            entry["time_created_ns"] = (time.time() - 60) * 1e9
+        reduce |= {"retired": True, "state": "completed"}
+        barrier |= {"retired": False, "state": "scheduled"}
+        for rank in range(2):
+            entries = trace["entries"][: 2 - rank]
+            recorder = [json.dumps(trace | {"entries": part}) for part in ([], entries)]
+            write(tmp_path, rank, [], "test" if rank else "sum", world_size=2, recorder=recorder)
+        assert ask(tmp_path) == (
+            f"collective 2 of nccl: barrier, for 60 s\n    rank 0 waits in it\n{AT['sum']}"
+            "    rank 1 has not called it: the last one was collective 1, all_reduce (3 floats)\n"
+            f"{AT['test']}"
+        )
 
 
 def test_note_of_an_earlier_version_of_the_lines(tmp_path):
