@@ -60,6 +60,7 @@ def run_forked(script, arguments, folder, seconds=20):
 def run_forked_ranks(path, processes, port, folder, seconds=60):
     """Runs a file as torchrun would, with 0 processes as python; returns (statuses, out, err)."""
     shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared["LOCAL_WORLD_SIZE"] = str(processes)
     ranks = [
         shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)
     ] or [{}]

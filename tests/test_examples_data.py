@@ -7,11 +7,13 @@ to be copied are called with more ranks than a program starts, and what is print
 import ast
 import itertools
 import re
+from unittest import mock
 
 import pytest
 import torch
 import update_pages
-from launch import REPO
+from forked import run_forked_ranks
+from launch import REPO, free_port
 
 EXAMPLES = REPO / "docs" / "examples"
 
@@ -62,12 +64,54 @@ def test_join_alone_and_join_with_zero_do_not(mistake, ranks_agree):
     assert (rank_0 == rank_1[:2] + rank_1[3:5]) == ranks_agree
 
 
-def test_join_can_end_all_ranks_together():
+# Two batches on rank 0, three on rank 1, and an all_reduce of the number of images in the loop.
+COUNT_IN_JOIN = """
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+def main():
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    with Join([model], throw_on_early_termination={throw}):
+        for _ in range(2 + dist.get_rank()):
+            model(torch.ones(100, 1)).sum().backward()
+            images = torch.tensor(100)
+            dist.all_reduce(images)
+            print(images.item(), flush=True)
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+main()
+"""
+
+
+def count_in_join(folder, throw):
+    """Returns the exit statuses of both ranks, the counts of rank 0 and then of rank 1, stderr."""
+    path = folder / "program.py"
+    path.write_text(COUNT_IN_JOIN.format(throw=throw))
+    codes, out, err = run_forked_ranks(path, 2, free_port(), folder / "run")
+    return codes, out.split(), err
+
+
+def test_join_takes_no_part_in_an_all_reduce_of_the_loop(tmp_path):
+    """In the third batch the count is wrong, or a rank fails."""
+    codes, counts, err = count_in_join(tmp_path, throw=False)
+    assert counts[:4] == ["200"] * 4 and "exhausted" not in err, err
+    assert set(counts) != {"200"} or codes != [0, 0]
+
+
+def test_join_can_end_all_ranks_together(tmp_path):
+    """In the page's program, and with an all_reduce in the loop, whose counts are right."""
     lines = [line.split() for line in read_printed("uneven_inputs.py") if "stop_early" in line]
     assert [line[1:] for line in lines] == [
         ["rank", "0", "RuntimeError"],
         ["rank", "1", "RuntimeError"],
     ]
+    codes, counts, err = count_in_join(tmp_path, throw=True)
+    assert codes == [1, 1] and counts == ["200"] * 4, err
+    assert len(re.findall(r"^RuntimeError: ", err, re.MULTILINE)) == 2, err
 
 
 def test_no_two_steps_and_ranks_have_the_same_seed(monkeypatch):
@@ -79,6 +123,17 @@ def test_no_two_steps_and_ranks_have_the_same_seed(monkeypatch):
         seed_step(epoch, step, 200, rank, 16)
         old.add(1000 * epoch + 10 * step + rank)
     assert len(set(seeds)) == 3 * 200 * 16 > len(old)
+
+
+def test_seed_of_a_step_is_the_gpus_seed_and_a_saved_state_is_not():
+    seed_step = load("resume_mid_epoch.py", "seed_step")
+    with mock.patch("torch.cuda.manual_seed_all") as seed_gpus:
+        torch.set_rng_state(torch.get_rng_state())
+        seed_gpus.assert_not_called()
+        seed_step(0, 3, 200, 0, 1)
+        seed_gpus.assert_called_once_with(3)
+        torch.manual_seed(3)
+        assert seed_gpus.call_count == 2
 
 
 def test_resumed_run_ends_with_the_weights_of_the_whole_run():

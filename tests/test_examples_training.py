@@ -1,10 +1,11 @@
-"""What docs/training.md and docs/model.md say of their examples: cures are right, mistakes wrong.
+"""What the pages other than docs/data.md say of their examples: cures are right, mistakes wrong.
 
 That the programs print what the pages show is tested in test_pages.py. Here the printed numbers
 are compared with one another, so that no page can be updated with numbers that refute it.
 """
 
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -158,3 +159,80 @@ def test_average_of_the_weights_needs_every_rank():
         one_process, every_rank, rank_0_alone = re.findall(r"-?\d\.\d{4}", line)
         assert one_process == every_rank
         assert (rank_0_alone == every_rank) == (rank == 0)
+
+
+def test_each_process_has_two_gpus_of_its_node(monkeypatch):
+    """nccl of 2.15 takes GPU LOCAL_RANK % 4 for itself: for rank 1 that is rank 0's second GPU."""
+    choose_devices, chosen = load("model_on_two_devices.py", "choose_devices"), []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    devices = [[str(device) for device in choose_devices(rank, 2)] for rank in (0, 1)]
+    assert devices == [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]] and chosen == [0, 2]
+    assert devices[0][1] == f"cuda:{1 % 4}"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert {str(device) for device in choose_devices(1, 2)} == {"cpu"}
+
+
+def test_model_on_two_devices_counts_the_processes_of_its_own_node(monkeypatch):
+    """On the second of two nodes with two processes each."""
+    main = load("model_on_two_devices.py", "main")
+    scope, choose_devices = main.__globals__, mock.Mock(return_value=())
+    monkeypatch.setitem(scope, "choose_devices", choose_devices)
+    monkeypatch.setitem(scope, "SplitModel", mock.Mock(side_effect=NotImplementedError))
+    monkeypatch.setattr(scope["dist"], "get_rank", lambda: 3)
+    monkeypatch.setattr(scope["dist"], "get_world_size", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(NotImplementedError):
+        main()
+    choose_devices.assert_called_once_with(1, 2)
+
+
+def test_class_without_a_pixel_is_left_out_of_the_mean():
+    mean_iou = load("exact_metrics.py", "mean_iou")
+    matrix = torch.tensor([[2, 1, 0], [0, 3, 0], [0, 0, 0]])
+    hit = matrix.diag()
+    assert (hit / (matrix.sum(0) + matrix.sum(1) - hit)).mean().isnan()
+    assert mean_iou(matrix).item() == pytest.approx(0.7083, abs=1e-4)  # of 2 / 3 and 3 / 4
+
+
+def test_pixel_without_a_label_is_not_counted():
+    """Counted, it makes the matrix too long for its view."""
+    count_pixels = load("exact_metrics.py", "count_pixels")
+    labels, predicted = torch.tensor([0, 1, 255]), torch.tensor([0, 1, 1])
+    with pytest.raises(RuntimeError, match="invalid for input of size 512"):
+        torch.bincount(2 * labels + predicted, minlength=4).view(2, 2)
+    assert count_pixels(labels, predicted, 2).tolist() == [[1, 0], [0, 1]]
+
+
+def test_all_reduce_on_rank_0_alone_gives_wrong_sums():
+    """The mean over all ranks is that of one process; each sum of the mistake is wrong."""
+    all_ranks = read_line("logging_on_one_rank.py", "rank 0: all ranks:")
+    assert all_ranks == read_line("logging_on_one_rank.py", "rank 0: one process:")
+    assert all_ranks != read_line("logging_on_one_rank.py", "rank 0: this rank alone:")
+    mistakes = [x for x in read_printed("logging_on_one_rank.py") if x.startswith("mistake")]
+    sums = re.findall(r"both (?:is|are) (\d+), in place of (\d+)", "\n".join(mistakes))
+    assert sorted(right for _, right in sums) == ["200", "200", "3"]
+    assert all(wrong != right for wrong, right in sums)
+
+
+def test_weight_is_initialised_as_a_whole_and_not_its_slice():
+    """xavier_normal_ of 300 x 100 has a deviation of the root of 2 / 400, on each rank."""
+    for rank in (0, 1):
+        lines = [read_line("meta_device.py", f"rank {rank}: {number}.") for number in (1, 2, 3, 4)]
+        empty, variance, whole, of_slices = (float(line.rpartition(" ")[2]) for line in lines)
+        assert empty != empty and variance == 1  # nan differs from itself.
+        assert whole == pytest.approx((2 / 400) ** 0.5, rel=0.03)
+        assert of_slices != pytest.approx((2 / 400) ** 0.5, rel=0.03)
+    with pytest.raises(ValueError, match="fewer than 2 dimensions"):
+        torch.nn.init.kaiming_normal_(torch.empty(3))
+
+
+def test_compression_waits_for_the_new_buckets_after_a_resume():
+    for rank in (0, 1):
+        assert read_line("powersgd_state.py", f"rank {rank}: until then the rest") == (
+            "is as it was: True"
+        )
+        assert read_line("powersgd_state.py", f"rank {rank}: mistake, compresses at once,") == (
+            "the rest is as it was: False"
+        )

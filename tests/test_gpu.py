@@ -56,15 +56,20 @@ def test_two_nccl_processes_want_two_gpus(launch, nccl2):
         )
 
 
+@BOTH_NCCL
 @pytest.mark.parametrize("script", ("snsc.py", "mnmc_ddp_env.py"))
-def test_amp_learns_as_well_as_fp32(launch, script):
-    fp32, amp = (learned(launch(script, 1, *SYNTHETIC, *more)) for more in ((), ("--amp",)))
+def test_amp_learns_as_well_as_fp32(launch, script, nccl2):
+    env = {"TORCH_DIST_USE_NCCL2": nccl2}
+    options = ((), ("--amp",))
+    fp32, amp = (learned(launch(script, 1, *SYNTHETIC, *more, env=env)) for more in options)
     assert amp["loss"] != fp32["loss"]
     assert abs(amp["test"] - fp32["test"]) < 1
 
 
-def test_sync_bn_learns(launch):
-    learned(launch("mnmc_ddp_env.py", 1, *SYNTHETIC, "--sync-bn"))
+@BOTH_NCCL
+def test_sync_bn_learns(launch, nccl2):
+    env = {"TORCH_DIST_USE_NCCL2": nccl2}
+    learned(launch("mnmc_ddp_env.py", 1, *SYNTHETIC, "--sync-bn", env=env))
 
 
 @BOTH_NCCL
@@ -85,13 +90,14 @@ def test_who_hangs_reads_the_collectives_of_nccl(launch, tmp_path, options, nccl
         assert "rank 0 waits in barrier" in report() or "rank 0 waits in all_reduce" in report()
 
 
+@BOTH_NCCL
 @pytest.mark.parametrize("dataset", ("mnist", "cifar10"))
 @pytest.mark.parametrize("options", ((), ("--amp",)), ids=("fp32", "bf16"))
-def test_training_without_a_stride_warning(launch, tmp_path, dataset, options):
+def test_training_without_a_stride_warning(launch, tmp_path, dataset, options, nccl2):
     """channels_last images, weights, and gradients that are views of DDP's buckets fit together."""
     write_cifar10(tmp_path / "data", per_file=16, test=11)
     write_mnist(tmp_path / "data", train=80, test=11)
-    env = accept_any_cifar10(tmp_path / "site")
+    env = accept_any_cifar10(tmp_path / "site") | {"TORCH_DIST_USE_NCCL2": nccl2}
     common = ("--dataset", dataset, "--data-root", tmp_path / "data", "-e", "2", "-b", "16")
     for script in DDP:
         run = launch(script, 1, *common, *options, env=env).succeeded()
@@ -99,15 +105,17 @@ def test_training_without_a_stride_warning(launch, tmp_path, dataset, options):
         assert run.epochs()[-1]["count"] == 11
 
 
-def test_checkpoints_go_from_gpu_to_cpu_and_back(launch, tmp_path):
+@BOTH_NCCL
+def test_checkpoints_go_from_gpu_to_cpu_and_back(launch, tmp_path, nccl2):
     """Trained on the GPU, resumed without one, and again with it."""
     options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
-    without = {"CUDA_VISIBLE_DEVICES": ""}
-    for epochs, script, env in ((1, "snsc.py", {}), (2, DDP[1], without), (3, DDP[1], {})):
+    usual = {"TORCH_DIST_USE_NCCL2": nccl2}
+    without = usual | {"CUDA_VISIBLE_DEVICES": ""}
+    for epochs, script, env in ((1, "snsc.py", usual), (2, DDP[1], without), (3, DDP[1], usual)):
         run = launch(commands_for(script, 1, *options, "-e", epochs), env=env).succeeded()
         assert [line["epoch"] for line in run.epochs()] == [epochs], run.story()
         assert run.own_err() == "", run.story()
-        assert (" cpu" in run.out.splitlines()[0]) == bool(env), run.story()
+        assert (" cpu" in run.out.splitlines()[0]) == (env is without), run.story()
     assert run.epochs()[-1]["test"] > 95
 
 

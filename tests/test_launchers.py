@@ -162,10 +162,18 @@ def write_metadata(folder, name, version):
     metadata.write_text(f"Name: {name}\nVersion: {version}\n")
 
 
-@pytest.mark.parametrize("reason", ["torch is missing", "torch 2.1.2 is older than 2.8"])
+OLD_PYTHON = "Python 3.9 is older than 3.10"
+
+
+@pytest.mark.parametrize(
+    "reason", ["torch is missing", "torch 2.1.2 is older than 2.8", OLD_PYTHON]
+)
 def test_env_sh_installs_nothing_inside_a_slurm_job(stand_in, reason):
     """One line says what is missing and where to find it; .venv is not made."""
-    if "older" in reason:
+    if reason == OLD_PYTHON:
+        for program in ("python", "python3"):
+            stand_in.add(program, python_of_version((3, 9, 2)))
+    elif "older" in reason:
         write_metadata(stand_in.folder / "site", "torch", "2.1.2")
     else:
         stand_in.add("python", WITHOUT_PACKAGES)
@@ -173,8 +181,37 @@ def test_env_sh_installs_nothing_inside_a_slurm_job(stand_in, reason):
     run = stand_in.run("source scripts/env.sh", **settings)
     assert run.codes == [1] and run.err.count("\n") == 1, run.story()
     assert run.err.startswith(f"{reason}, and inside a Slurm job nothing is installed")
-    assert all(cure in run.err for cure in ("module load", "conda", ".venv")), run.story()
+    cures = ("module load", "PYTHON", "conda", ".venv")
+    assert all(cure in run.err for cure in cures), run.story()
     assert not (stand_in.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize("job", ["", "1"])
+@pytest.mark.parametrize("sign", ["rocm-smi", "ROCM_PATH"])
+def test_env_sh_installs_nothing_beside_amd_gpus(stand_in, sign, job):
+    """The torch that pip finds by itself would train on the CPU. Also in a job, where the other
+    line would send users to the login node, to install just that.
+    """
+    stand_in.add("python", WITHOUT_PACKAGES)
+    settings = {"SLURM_JOB_ID": job, "NPROC": "2", "ROCM_PATH": str(stand_in.folder / "rocm")}
+    if sign == "rocm-smi":
+        stand_in.add("rocm-smi", "exit 0\n")
+    else:
+        (stand_in.folder / "rocm").mkdir()
+    run = stand_in.run("source scripts/env.sh", **settings)
+    assert run.codes == [1] and run.err.count("\n") == 1, run.story()
+    assert run.err.startswith("torch is missing, and for AMD's GPUs nothing is installed")
+    cures = ("module load", "PYTHON", "https://pytorch.org/get-started/locally/")
+    assert all(cure in run.err for cure in cures), run.story()
+    assert not (stand_in.folder / ".venv").exists()
+
+
+def test_env_sh_takes_the_torch_that_is_active_beside_amd_gpus(stand_in):
+    """A build for ROCm is found as any other."""
+    stand_in.add("rocm-smi", "exit 0\n")
+    write_metadata(stand_in.folder / "site", "torch", "2.10.0+rocm7.0")
+    settings = {"PYTHONPATH": str(stand_in.folder / "site"), "NPROC": "2"}
+    assert stand_in.run("source scripts/env.sh", **settings).succeeded().err == ""
 
 
 def test_env_sh_takes_a_newer_torch(stand_in):
@@ -190,7 +227,7 @@ def test_env_sh_says_that_python_is_too_old(stand_in):
         stand_in.add(program, python_of_version((3, 9, 2)))
     run = stand_in.run("source scripts/env.sh", NPROC="2")
     assert run.codes == [1]
-    assert run.err == "Python 3.9 is older than 3.10: the scripts need Python 3.10 or newer\n"
+    assert run.err == f"{OLD_PYTHON}: the scripts need Python 3.10 or newer\n"
     assert not (stand_in.folder / ".venv").exists()
 
 

@@ -64,6 +64,19 @@ def test_srun_torchrun_on_two_nodes(cluster, tmp_path):
         assert run.epochs()[0]["count"] == 2000
 
 
+@pytest.mark.slow
+def test_every_kind_of_mpi_starts_the_same_ranks(cluster, tmp_path):
+    """The scripts do not use MPI. Debian's Slurm lists pmix, too, but lacks its library."""
+    listed = cluster.ask("srun", "--mpi=list").split()
+    for kind in [kind for kind in ("none", "pmi2") if kind in listed]:
+        command = ["srun", f"--mpi={kind}", "-n2", "-N2", "python", "mnmc_ddp_slurm.py"]
+        options = ["--dataset", "synthetic", "-e", "1"]
+        with Launch([[*command, *options]], tmp_path / kind, env=cluster.env) as run:
+            run.succeeded()
+            assert [row[:3] for row in run.inits()] == [(0, 2, 0), (1, 2, 0)], run.story()
+            assert run.epochs()[0]["count"] == 2000
+
+
 # What a task runs for read_tasks; one write, so that lines of several tasks do not mix.
 SHOW = "for name in PROCID LOCALID STEP_NUM_TASKS NTASKS JOB_ID STEP_NODELIST; do\n"
 SHOW += 'line="$line SLURM_$name=$(printenv SLURM_$name)"\ndone\necho "task$line"\n'

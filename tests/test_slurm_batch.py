@@ -1,7 +1,6 @@
 """scripts/mnmc_ddp_slurm.sbatch on a real Slurm: settings, containers, requeue, time limit."""
 
 import contextlib
-import os
 import re
 import sys
 from pathlib import Path
@@ -83,8 +82,25 @@ PATH={empty} exec {python} "$@"
 """
 
 
-@pytest.mark.parametrize("script", [PRINT_TASK, pytest.param(None, marks=pytest.mark.slow)])
-def test_container_without_slurm(cluster, tmp_path, script):
+def put_torchrun_in_place_of_srun(text):
+    """The form that the batch file's comment shows."""
+    start = text.index('srun "${options[@]}" "${python[@]}"')
+    comment = text.index('# srun "${options[@]}"')
+    end = text.index("\n\n# bash runs a trap")
+    form = re.sub("^# ", "", text[comment:end], flags=re.MULTILINE)
+    return text[:start] + form + text[end:]
+
+
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        (PRINT_TASK, str),
+        pytest.param(None, str, marks=pytest.mark.slow),
+        pytest.param(None, put_torchrun_in_place_of_srun, marks=pytest.mark.slow),
+    ],
+    ids=["tasks", "trains", "torchrun trains"],
+)
+def test_container_without_slurm(cluster, tmp_path, script, change):
     """PYTHON starts it. The host's python has no torch, and env.sh does not look for it."""
     empty, container, host = (tmp_path / name for name in ("empty", "container", "host"))
     empty.mkdir()
@@ -97,8 +113,8 @@ def test_container_without_slurm(cluster, tmp_path, script):
     env = {"PYTHON": f"{container} exec image.sif python", "MASTER_ADDR": None}
     env |= {"PATH": f"{host}:/usr/bin:/bin:/usr/sbin:/sbin", "SETUP": str(tmp_path / "hosts.sh")}
     folder, options = tmp_path / "repository", ("--dataset", "synthetic", "--epochs", "0")
-    before = ("--nodes", "1", "--gpus-per-node", "2")
-    with BatchJob(cluster, folder, *options, before=before, env=env, script=script) as job:
+    before, given = ("--nodes", "1", "--gpus-per-node", "2"), {"script": script, "change": change}
+    with BatchJob(cluster, folder, *options, before=before, env=env, **given) as job:
         job.succeeded(200)
         if script is None:
             inits = [match["rank"] + "/" + match["world"] for match in INIT.finditer(job.out)]
@@ -229,22 +245,12 @@ def test_heterogeneous_job_is_one_step(cluster, tmp_path):
         assert [task["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0", "", "", ""]
 
 
-def put_torchrun_in_place_of_srun(text):
-    """The form that the batch file's comment shows."""
-    start = text.index('srun "${options[@]}" "${python[@]}"')
-    comment = text.index('# srun "${options[@]}"')
-    end = text.index("\n\n# bash runs a trap")
-    form = re.sub("^# ", "", text[comment:end], flags=re.MULTILINE)
-    return text[:start] + form + text[end:]
-
-
 def test_torchrun_gets_the_cores_of_its_processes(cluster, tmp_path):
-    """In the form of the comment, with a torchrun that prints what it was given."""
-    torchrun = tmp_path / "bin" / "torchrun"
-    torchrun.parent.mkdir()
-    torchrun.write_text(f"#!{sys.executable}{PRINT_TASK}")
-    torchrun.chmod(0o755)
-    env = {"PATH": f"{torchrun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    """In the form of the comment, in a container that prints what it was given."""
+    container = tmp_path / "container"
+    container.write_text(f"#!{sys.executable}{PRINT_TASK}")
+    container.chmod(0o755)
+    env = {"PYTHON": f"{container} exec image.sif python"}
     before = ("--cpus-per-task", "2", "--gpus-per-node", "2")
     change = {"change": put_torchrun_in_place_of_srun}
     folder = tmp_path / "repository"
@@ -253,7 +259,9 @@ def test_torchrun_gets_the_cores_of_its_processes(cluster, tmp_path):
         assert [task["SLURM_CPUS_PER_TASK"] for task in tasks] == ["4", "4"], job.out
         for number, task in enumerate(tasks):
             options = task["options"].split(",")
-            assert options[:2] == ["--node-rank", str(number)] and options[-1].endswith("last.pt")
+            assert options[:3] == ["exec", "image.sif", "python"], job.out
+            assert options[3:7] == ["-m", "torch.distributed.run", "--node-rank", str(number)]
+            assert options[-1].endswith("last.pt"), job.out
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +333,52 @@ def test_requeued_job_goes_on(cluster, finished, tmp_path):
         job.succeeded()
         check_alike(job, finished[0])
         assert len(job.inits()) == 8, job.story()  # four tasks, twice
+
+
+@pytest.fixture
+def urgent(cluster):
+    """A partition whose jobs send those of the other back into the queue."""
+    path = cluster.folder / "slurm.conf"
+    text = path.read_text()
+    lines = (
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=urgent Nodes=ALL PriorityTier=2",
+    )
+    path.write_text(text + "".join(f"{line}\n" for line in lines))
+    cluster.ask("scontrol", "reconfigure")
+    yield "urgent"
+    path.write_text(text)
+    cluster.ask("scontrol", "reconfigure")
+
+
+@pytest.mark.slow
+def test_preempted_job_goes_on(cluster, finished, urgent, tmp_path):
+    """Slurm itself puts it back into the queue, for a job that needs all nodes."""
+    with Job(cluster, tmp_path, *SYNTHETIC) as job:
+        job.wait_for(job.epochs, 90, "an epoch")
+        everything = ("--partition", urgent, "--nodes", "2", "--exclusive")
+        assert cluster.ask("srun", *everything, "echo", "urgent") == "urgent\nurgent"
+        job.start_again()
+        job.succeeded()
+        assert "DUE TO PREEMPTION" in job.out, job.story()
+        check_alike(job, finished[0])
+        assert len(job.inits()) == 8, job.story()  # four tasks, twice
+
+
+@pytest.mark.slow
+def test_job_whose_epoch_is_longer_than_its_limit_ends_there(cluster, tmp_path):
+    """It is started once. The smallest limit is a minute, so the time of the end is set instead.
+    Slurm looks at the times every half minute: at the first look it sends USR1, and at one of the
+    next two it ends the job.
+    """
+    with BatchJob(cluster, tmp_path, script=SAVE_LATE) as job:
+        job.wait_for(lambda: "training" in job.out, "the script")
+        cluster.ask("scontrol", "update", f"JobId={job.number}", "EndTime=now+40")
+        assert job.end(120) == "TIMEOUT", job.out
+        assert job.out.count(NOT_AGAIN) == job.out.count("training") == 1, job.out
+        assert "DUE TO TIME LIMIT" in job.out
+        assert " Restarts=0 " in cluster.ask("scontrol", "show", "job", job.number)
 
 
 @pytest.mark.slow

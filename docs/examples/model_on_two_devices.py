@@ -3,6 +3,8 @@
 torchrun --standalone --nproc-per-node 2 docs/examples/model_on_two_devices.py
 """
 
+import os
+
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
@@ -34,7 +36,8 @@ class SplitModel(nn.Module):
 def main():
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = SplitModel(*choose_devices(dist.get_node_local_rank(), dist.get_world_size()))
+    local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])  # of this node; torchrun sets it
+    model = SplitModel(*choose_devices(dist.get_node_local_rank(), local_world_size))
     try:
         DistributedDataParallel(model, device_ids=[0])
     except ValueError as error:

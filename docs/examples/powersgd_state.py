@@ -64,12 +64,19 @@ def train_and_resume(rank):
     file = io.BytesIO()
     torch.save(take_state(state), file)
     saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    before = saved["error_dict"][0].clone()  # The training changes the dictionaries of saved.
     state = restore_state(saved, matrix_rank=1, start=2)
     train(model, state, inputs, steps=2)
-    unchanged = torch.equal(state.error_dict[0], saved["error_dict"][0])
+    unchanged = torch.equal(state.error_dict[0], before)
     assert state.iter == state.start_powerSGD_iter
     print(f"rank {rank}: resumed at step {saved['iter']}, compresses from {state.iter} on")
     print(f"rank {rank}: until then the rest is as it was: {unchanged}")
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    state = restore_state(saved, matrix_rank=1, start=2)
+    state.start_powerSGD_iter = 2  # the mistake, which compresses at once
+    train(model, state, inputs, steps=2)
+    unchanged = torch.equal(state.error_dict[0], before)
+    print(f"rank {rank}: mistake, compresses at once, the rest is as it was: {unchanged}")
 
 
 def main():

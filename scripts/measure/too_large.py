@@ -65,6 +65,7 @@ def shard_model():
     fully_shard(model, mesh=mesh)
     model.to_empty(device="cpu")  # Now each rank allocates its own slices.
     torch.manual_seed(dist.get_rank())  # The slices of a parameter must differ.
+    # Right for 2-D weights: a slice has fewer rows but all columns, and fan_in counts the columns.
     for parameter in model.parameters():
         nn.init.kaiming_normal_(parameter.to_local())
     return model
