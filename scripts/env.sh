@@ -4,8 +4,8 @@
 #   source scripts/env.sh
 #
 # Uses the active Python environment where the scripts can run in it, and otherwise the repository's
-# .venv, which it makes from requirements.txt on first use, but never inside a Slurm job. Sets, unless
-# you have set them:
+# .venv, which it makes from requirements.txt on first use, but never inside a Slurm job and never
+# where AMD's ROCm is installed. Sets, unless you have set them:
 #   NPROC            processes of this node (default: its GPUs; without a GPU 2)
 #   OMP_NUM_THREADS  threads of each process (default: the cores divided by NPROC, at least 1)
 #   MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_  keep freed memory for the next step: on a CPU
@@ -48,9 +48,17 @@ if trouble:
 # make_venv WHY: makes .venv and installs what requirements.txt lists.
 make_venv() {
     local python="$REPO/.venv/bin/python" trouble
+    # The torch that requirements.txt brings is for NVIDIA's GPUs: here it would train on the CPU.
+    if [ -d "${ROCM_PATH:-/opt/rocm}" ] || command -v rocm-smi >/dev/null; then
+        echo "$1, and for AMD's GPUs nothing is installed: use the PyTorch of your computing centre" \
+            "(module load, or PYTHON with a container), or activate an environment with tqdm and" \
+            "PyTorch's build for ROCm (https://pytorch.org/get-started/locally/)" >&2
+        return 1
+    fi
     if [ -n "${SLURM_JOB_ID:-}" ]; then
-        echo "$1, and inside a Slurm job nothing is installed: use module load, or activate a conda" \
-            "environment, or type source scripts/env.sh on the login node, which makes .venv" >&2
+        echo "$1, and inside a Slurm job nothing is installed: use module load, or set PYTHON to the" \
+            "command of a container, or activate a conda environment, or type source scripts/env.sh" \
+            "on the login node, which makes .venv" >&2
         return 1
     fi
     if ! "$python" -m pip --version &>/dev/null; then
