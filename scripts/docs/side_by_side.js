@@ -58,7 +58,7 @@ function readRows(pair) {
     const kind = words ? "~" : run[0];
     for (let left = words ? 1 : +run.slice(1); left > 0; left--) {
       const row = { a: kind === "+" ? null : a++, b: kind === "-" ? null : b++, words };
-      found.push({ ...row, equal: kind === "=", unlike: kind === "x" });
+      found.push({ ...row, equal: kind === "=", unlike: !words && kind !== "=" });
     }
   }
   for (const row of pair.turned ? found : []) {
@@ -67,14 +67,15 @@ function readRows(pair) {
   return phone.matches ? separateUnlike(found) : found;
 }
 
-// In a single column, unlike lines that share a row stand one side after the other.
+// In a single column, unlike lines stand one side after the other.
 function separateUnlike(found) {
   const separate = [];
   for (let begin = 0, end = 0; begin < found.length; begin = end) {
     while (found[end]?.unlike) end++;
     const unlike = found.slice(begin, end);
-    separate.push(...unlike.map((row) => ({ ...row, b: null })));
-    separate.push(...unlike.map((row) => ({ ...row, a: null })));
+    const [gone, come] = ["a", "b"].map((side) => unlike.filter((row) => row[side] !== null));
+    separate.push(...gone.map((row) => ({ ...row, b: null })));
+    separate.push(...come.map((row) => ({ ...row, a: null })));
     if (begin === end) separate.push(found[end++]);
   }
   return separate;
@@ -223,12 +224,13 @@ function openMark(pair) {
   const lines = { a: linesOfPlace(state.left, pair), b: linesOfPlace(state.right, pair) };
   for (const row of rows) {
     for (const [index, side] of ["a", "b"].entries()) {
-      if (lines[side].includes(row[side])) row.element.cells[index].classList.add("place");
+      if (!lines[side].includes(row[side])) continue;
+      row.element.cells[index].classList.add("place");
+      row.element.parentNode.open?.(true);
     }
   }
   const side = placesOf(state.right, state.mark).length ? "b" : "a";
   const { element } = rows.find((row) => row[side] === lines[side][0]);
-  element.parentNode.open?.(true);
   const replaced = [describeReplaced(state.left, lines.a), describeReplaced(state.right, lines.b)];
   const cell = make("td", { colSpan: 2 }, make("div", {}, describeMark(), ...replaced));
   const note = make("tr", { className: "note" }, cell);
@@ -343,7 +345,8 @@ function fillBar() {
   for (const [mark, [title]] of Object.entries(data.recipe)) {
     const chip = makeLink(make("b", {}, mark), {});
     chip.append(" ", make("span", {}, title), make("small"));
-    find("marks").append(Object.assign(chip, { mark, title, ariaLabel: `${mark} ${title}` }));
+    const label = { title: `${title} (key ${mark})`, ariaLabel: `${mark} ${title}` };
+    find("marks").append(Object.assign(chip, { mark, ...label }));
   }
   find("next").onclick = () => stepDifference(1);
   find("previous").onclick = () => stepDifference(-1);

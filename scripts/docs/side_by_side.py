@@ -125,11 +125,12 @@ def find_marks(source):
     """Returns the places of the marks as [number, first line, line after the last].
 
     A mark is a comment that begins with its number. A place is the statement at whose end it
-    stands; of a mark on a line of its own, the statements up to the next comment or blank line.
+    stands; of a mark on a line of its own, the next statement, and those directly after it that
+    use a name that it assigns.
     """
     lines = source.splitlines()
     body = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    ends = {node.lineno: node.end_lineno for node in reversed(body)}  # the outermost wins
+    statements = {node.lineno: node for node in reversed(body)}  # the outermost wins
     places = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         mark = MARK.match(token.string) if token.type == tokenize.COMMENT else None
@@ -139,11 +140,21 @@ def find_marks(source):
         if token.line.lstrip().startswith("#"):
             while lines[last].lstrip().startswith("#"):
                 last += 1
-            indent = token.start[1]
-            while last + 1 in ends and len(lines[last]) - len(lines[last].lstrip()) == indent:
-                last = ends[last + 1]
+            node = statements.get(last + 1)
+            assigned = find_names(node, ast.Store) if node else set()
+            while node and node.col_offset == token.start[1]:
+                last = node.end_lineno
+                node = statements.get(last + 1)
+                if node and not assigned & find_names(node):
+                    break
         places.append([mark[1], first - 1, last])
     return places
+
+
+def find_names(tree, context=ast.expr_context):
+    """Returns the names in a tree, such as those that it assigns: ast.Store."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return {node.id for node in nodes if isinstance(node.ctx, context)}
 
 
 def find_assigned(source):
@@ -190,12 +201,17 @@ def pair_lines(a, b):
 
 
 def put_beside(left, right, a, b):
-    """Returns rows for unlike lines: in common rows, unless a comment would be beside code."""
-    rows = list(itertools.zip_longest(left, right))
-    both = [(a[i].strip(), b[j].strip()) for i, j in zip(left, right, strict=False)]
-    if any(before.startswith("#") != after.startswith("#") for before, after in both):
-        return [(i, None) for i in left] + [(None, j) for j in right]
-    return rows
+    """Returns rows for unlike lines: in common rows, unless a comment would be beside code.
+
+    Common rows begin at the top or, if no comment is beside code then, end at the bottom.
+    """
+    top = list(itertools.zip_longest(left, right))
+    bottom = list(itertools.zip_longest(reversed(left), reversed(right)))[::-1]
+    for rows in (top, bottom):
+        both = [(a[i].strip(), b[j].strip()) for i, j in rows if None not in (i, j)]
+        if all(before.startswith("#") == after.startswith("#") for before, after in both):
+            return rows
+    return [(i, None) for i in left] + [(None, j) for j in right]
 
 
 def align(a, b):
@@ -339,13 +355,17 @@ def show_step(before, after, sentence):
     rows = align(a, b)
     changed = [n for n, row in enumerate(rows) if describe_row(row, a, b) != "="]
     near = {m for n in changed for m in range(n - CONTEXT, n + CONTEXT + 1)}
+    parts = find_parts("\n".join(b))
     shown = ""
     for open_, group in itertools.groupby(range(len(rows)), near.__contains__):
         numbers = list(group)
         if open_:
             shown += "\n".join(show_row(rows[n], a, b) for n in numbers) + "\n"
         else:
-            shown += f'<tr><td class="fold" colspan="2">{len(numbers)} equal lines\n'
+            begin, end = (rows[n][1] for n in (numbers[0], numbers[-1]))
+            inside = [name for name, first, last in parts if first <= end and last > begin]
+            label = f"{len(numbers)} equal lines: {', '.join(inside)}"
+            shown += f'<tr><td class="fold" colspan="2">{label}\n'
     heads = "".join(
         f'<th scope="col"><a href="../{name}.py">{name}.py</a>' for name in (before, after)
     )
