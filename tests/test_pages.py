@@ -95,12 +95,12 @@ def test_no_program_stands_in_a_page_alone():
 
 
 def test_update_makes_stale_blocks_new():
-    """A function, an excerpt whose middle is stale, a diff, a patch, and an example's output."""
+    """A function, an excerpt that has other comments, a diff, a patch, and an example's output."""
     stale = "".join(
         f"<!-- {mark} -->\n```{language}\n{code}```\n\n"
         for mark, language, code in (
             ("show snsc.py ConvNet.forward main", "python", "old\n"),
-            ("excerpt snsc.py", "python", "def main():\nold\ntrain(args, device)\n"),
+            ("excerpt snsc.py", "python", "def main():  # old\nold\ntrain(args, device)  # old\n"),
             ("diff snsc.py snmc_dp.py", "diff", "old\n"),
             ("patch zero1", "diff", "old\n"),
             ("printed by docs/examples/shuffle_and_set_epoch.py", "text", "old\n"),

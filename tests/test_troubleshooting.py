@@ -17,6 +17,7 @@ MADE_BY = {
     "at the end of an epoch": "test_symptoms.py::test_hang_at_the_end",
     "in the evaluation": "test_symptoms.py::test_hang_in_evaluation",
     "when one rank stops early": "docs/examples/early_stopping.py",
+    "when one rank skips a step": "docs/examples/irregular_steps.py",
     "when one rank has fewer batches": "docs/examples/uneven_inputs.py",
     "an error about connecting with `file://`": "test_failures.py::test_file_left_over",
     "every epoch has the same order": "test_symptoms.py::test_every_epoch_has_the_same_order",

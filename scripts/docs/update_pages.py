@@ -91,16 +91,25 @@ def show(file, *names):
     return "\n\n\n".join(parts) + "\n"
 
 
+def find_line(line, lines):
+    """Returns the index of a line, or of the one that it has probably become; None if unsure."""
+    if line in lines:
+        return lines.index(line) if lines.count(line) == 1 else None
+    similar = difflib.get_close_matches(line, lines, n=1, cutoff=0.5)
+    return lines.index(similar[0]) if similar else None
+
+
 def excerpt(code, file):
     """Returns the lines of a file between the first and the last line of code; code if unsure."""
     shown = [line.strip() for line in code.strip().splitlines()]
     lines = (REPO / file).read_text().splitlines()
     bare = [line.strip() for line in lines]
-    if bare.count(shown[0]) != 1 or shown[-1] not in bare[bare.index(shown[0]) :]:
+    first = find_line(shown[0], bare)
+    rest = bare[first:]
+    last = rest.index(shown[-1]) if shown[-1] in rest else find_line(shown[-1], rest)
+    if first is None or last is None:
         return code
-    first = bare.index(shown[0])
-    last = bare.index(shown[-1], first)
-    return textwrap.dedent("\n".join(lines[first : last + 1])) + "\n"
+    return textwrap.dedent("\n".join(lines[first : first + last + 1])) + "\n"
 
 
 def read_body(script, imports=False):
