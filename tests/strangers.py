@@ -55,8 +55,9 @@ def storm(places, seconds=10, rate=1000):
 
 
 def main():
-    kind, *words = sys.argv[1:]
-    places = [(word.rpartition(":")[0], int(word.rpartition(":")[2])) for word in words]
+    kind, *addresses = sys.argv[1:]
+    parts = [address.rpartition(":") for address in addresses]
+    places = [(host, int(port)) for host, _, port in parts]
     if kind == "storm":
         made = storm(places)
     else:

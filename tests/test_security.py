@@ -65,11 +65,11 @@ def places_of(pid):
 
 def role_of(process):
     """Which process of a run this is, in the words of the page's table."""
-    words = [Path(word).name for word in process.cmdline()]
+    argv = [Path(part).name for part in process.cmdline()]
     for launcher in ("srun", "slurmstepd:", "mpirun", "torchrun"):
-        if launcher in words[:2] or words[0].startswith(launcher):
+        if launcher in argv[:2] or argv[0].startswith(launcher):
             return launcher.rstrip(":")
-    return "rank" if any(word in " ".join(words) for word in ("mnmc_ddp", "spawn_main")) else ""
+    return "rank" if any(word in " ".join(argv) for word in ("mnmc_ddp", "spawn_main")) else ""
 
 
 def listening(run):

@@ -47,8 +47,8 @@ class Convolution(torch.autograd.Function):
         strides = (i * y * x, y * x, x, 1)
         if images.stride() == (h * w * c, 1, w * c, c):
             strides = (i * y * x, 1, x * i, i)
-        mine = torch.empty_strided(weight.shape, strides, dtype=weight.dtype).copy_(grads[1])
-        return grads[0], mine, grads[2], None
+        copied = torch.empty_strided(weight.shape, strides, dtype=weight.dtype).copy_(grads[1])
+        return grads[0], copied, grads[2], None
 
 
 def forward(module, images):
