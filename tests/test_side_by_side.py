@@ -438,6 +438,15 @@ def test_a_chip_opens_its_mark_in_both_columns(browser, left):
 
 
 @needs_browser
+@pytest.mark.parametrize("number", RECIPE)
+def test_no_fold_hides_lines_of_the_open_mark(browser, number):
+    """Between two scripts that differ inside some marks, and are equal in others."""
+    visit(browser, f"#mnmc_ddp_env..mnmc_ddp_slurm@{number}")
+    cells = browser.find_elements("css selector", "td.place")
+    assert cells and all(cell.is_displayed() for cell in cells)
+
+
+@needs_browser
 def test_lines_that_are_only_indented_have_no_colour_but_the_blanks(browser):
     """So that one new `if` does not look like nine new lines."""
     left, right = NAMES[1], MARKED[0]
@@ -604,7 +613,7 @@ def test_without_javascript_the_five_steps_are_tables(browser):
         assert [s.get_attribute("id") for s in sections] == [f"{a}..{b}" for a, b, _ in STEPS]
         for section, (before, after, sentence) in zip(sections, STEPS, strict=True):
             text = section.get_attribute("innerHTML")
-            assert sentence in text
+            assert sentence in text and re.search(r"\d+ equal lines: \w+", text)
             shown = {}
             for side, tag, name in (("a", "del", before), ("b", "ins", after)):
                 cells = rf'<td class="{side}( {tag})?" data-n="(\d+)">.*?<code[^>]*>(.*?)</code>'

@@ -217,8 +217,8 @@ def put_beside(left, right, a, b):
 def align(a, b):
     """Returns rows (line of a or None, line of b or None) in which equal lines stand together.
 
-    difflib finds the equal lines. Between them, similar lines share a row, and what is left over on
-    both sides is put beside each other from the top.
+    difflib finds the equal lines. Between them, similar lines share a row, and put_beside
+    places what is left over.
     """
     rows = []
     matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=False)
