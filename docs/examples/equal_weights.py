@@ -28,7 +28,7 @@ class Autoencoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.encoder = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
         self.decoder = nn.Linear(2, 2)
 
     def encode(self, x):
