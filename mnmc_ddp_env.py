@@ -89,7 +89,7 @@ def setup_distributed(args):
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # print would write its newline apart, and another rank could write in between.
+        end="",  # torchrun's Python is unbuffered, and print would write its newline apart.
         flush=True,
     )
     return local_rank, device

@@ -48,17 +48,18 @@ if trouble:
 # make_venv WHY: makes .venv and installs what requirements.txt lists.
 make_venv() {
     local python="$REPO/.venv/bin/python" trouble
-    # The torch that requirements.txt brings is for NVIDIA's GPUs: here it would train on the CPU.
-    if [ -d "${ROCM_PATH:-/opt/rocm}" ] || command -v rocm-smi >/dev/null; then
+    # The torch that requirements.txt brings is for NVIDIA's GPUs: with AMD's it trains on the CPU.
+    if ! command -v nvidia-smi >/dev/null &&
+        { [ -d "${ROCM_PATH:-/opt/rocm}" ] || command -v rocm-smi >/dev/null; }; then
         echo "$1, and for AMD's GPUs nothing is installed: use the PyTorch of your computing centre" \
-            "(module load, or PYTHON with a container), or activate an environment with tqdm and" \
-            "PyTorch's build for ROCm (https://pytorch.org/get-started/locally/)" >&2
+            "(module load, or for sbatch PYTHON with a container), or activate an environment with" \
+            "tqdm and PyTorch's build for ROCm (https://pytorch.org/get-started/locally/)" >&2
         return 1
     fi
     if [ -n "${SLURM_JOB_ID:-}" ]; then
-        echo "$1, and inside a Slurm job nothing is installed: use module load, or set PYTHON to the" \
-            "command of a container, or activate a conda environment, or type source scripts/env.sh" \
-            "on the login node, which makes .venv" >&2
+        echo "$1, and inside a Slurm job nothing is installed: use module load, or for sbatch set" \
+            "PYTHON to the command of a container, or activate a conda environment, or type" \
+            "source scripts/env.sh on the login node, which makes .venv" >&2
         return 1
     fi
     if ! "$python" -m pip --version &>/dev/null; then

@@ -123,6 +123,7 @@ echo "epoch 1/1 | train loss 0.1 acc 90.00% | test acc 90.00% (9/10) | 10 img/s 
         """Runs a line of bash in the folder; returns the launch when it has ended."""
         # Launch puts the Python of the tests in front of a PATH in env.
         line = f"PATH={self.path}; cd {self.folder}; {line}"
+        env = {"ROCM_PATH": str(self.folder / "rocm")} | env  # This machine may have AMD's GPUs.
         return self.launch([["bash", "-euc", line]], env=env).wait()
 
 
@@ -193,7 +194,7 @@ def test_env_sh_installs_nothing_beside_amd_gpus(stand_in, sign, job):
     line would send users to the login node, to install just that.
     """
     stand_in.add("python", WITHOUT_PACKAGES)
-    settings = {"SLURM_JOB_ID": job, "NPROC": "2", "ROCM_PATH": str(stand_in.folder / "rocm")}
+    settings = {"SLURM_JOB_ID": job, "NPROC": "2"}
     if sign == "rocm-smi":
         stand_in.add("rocm-smi", "exit 0\n")
     else:

@@ -68,6 +68,7 @@ def test_srun_torchrun_on_two_nodes(cluster, tmp_path):
 def test_every_kind_of_mpi_starts_the_same_ranks(cluster, tmp_path):
     """The scripts do not use MPI. Debian's Slurm lists pmix, too, but lacks its library."""
     listed = cluster.ask("srun", "--mpi=list").split()
+    assert "none" in listed
     for kind in [kind for kind in ("none", "pmi2") if kind in listed]:
         command = ["srun", f"--mpi={kind}", "-n2", "-N2", "python", "mnmc_ddp_slurm.py"]
         options = ["--dataset", "synthetic", "-e", "1"]

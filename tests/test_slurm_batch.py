@@ -345,11 +345,13 @@ def urgent(cluster):
         "PreemptMode=REQUEUE",
         "PartitionName=urgent Nodes=ALL PriorityTier=2",
     )
-    path.write_text(text + "".join(f"{line}\n" for line in lines))
-    cluster.ask("scontrol", "reconfigure")
-    yield "urgent"
-    path.write_text(text)
-    cluster.ask("scontrol", "reconfigure")
+    try:
+        path.write_text(text + "".join(f"{line}\n" for line in lines))
+        cluster.ask("scontrol", "reconfigure")
+        yield "urgent"
+    finally:
+        path.write_text(text)
+        cluster.ask("scontrol", "reconfigure")
 
 
 @pytest.mark.slow

@@ -359,7 +359,7 @@ def show_step(before, after, sentence):
     shown = ""
     for open_, group in itertools.groupby(range(len(rows)), near.__contains__):
         numbers = list(group)
-        if open_:
+        if open_ or len(numbers) <= CONTEXT:
             shown += "\n".join(show_row(rows[n], a, b) for n in numbers) + "\n"
         else:
             begin, end = (rows[n][1] for n in (numbers[0], numbers[-1]))

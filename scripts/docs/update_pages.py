@@ -93,10 +93,13 @@ def show(file, *names):
 
 def find_line(line, lines):
     """Returns the index of a line, or of the one that it has probably become; None if unsure."""
-    if line in lines:
-        return lines.index(line) if lines.count(line) == 1 else None
-    similar = difflib.get_close_matches(line, lines, n=1, cutoff=0.5)
-    return lines.index(similar[0]) if similar else None
+    code = line.partition("#")[0].strip()
+    if code:  # Only the comment behind it may have changed.
+        same = [n for n, other in enumerate(lines) if other.partition("#")[0].strip() == code]
+    else:
+        similar = difflib.get_close_matches(line, lines, n=1, cutoff=0.5)
+        same = [n for n, other in enumerate(lines) if other in similar]
+    return same[0] if len(same) == 1 else None
 
 
 def excerpt(code, file):
