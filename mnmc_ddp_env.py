@@ -34,9 +34,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Not used. It defines functions such as broadcast(tensor, src, group=group.WORLD). Such a default
-# keeps the process group of the import alive, also after mark 8. Then its threads run on while
-# Python exits, and can crash. DDP would import this module late. Here there is no group to keep.
+# Not used. A workaround for a crash at exit (pytorch issue 190489): DDP's constructor would import
+# this module when there is a process group already. docs/gloo_abort_at_exit.md has the details.
 import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
@@ -68,7 +67,7 @@ def setup_distributed(args):
     if "LOCAL_RANK" not in os.environ:
         sys.exit("start this script with torchrun: torchrun --nproc-per-node 2 mnmc_ddp_env.py")
     local_rank = int(os.environ["LOCAL_RANK"])
-    # 1 Take your own GPU. If there are too few, processes share one. For that add --backend gloo.
+    # 1 Take your own GPU. If there are too few, processes share one: nccl refuses, gloo does not.
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if accelerator and accelerator.type != "mps":  # A Mac's GPU cannot communicate.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
@@ -81,7 +80,7 @@ def setup_distributed(args):
     # 2 Join the process group, all processes that train together. The call returns when all are in.
     dist.init_process_group(
         backend=backend,
-        init_method="env://",  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+        init_method="env://",  # torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
         # This tells nccl its GPU. nccl then connects at once, so that a network fault shows here.
         device_id=device if backend == "nccl" else None,

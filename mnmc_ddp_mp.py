@@ -33,9 +33,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-# Not used. It defines functions such as broadcast(tensor, src, group=group.WORLD). Such a default
-# keeps the process group of the import alive, also after mark 8. Then its threads run on while
-# Python exits, and can crash. DDP would import this module late. Here there is no group to keep.
+# Not used. A workaround for a crash at exit (pytorch issue 190489): DDP's constructor would import
+# this module when there is a process group already. docs/gloo_abort_at_exit.md has the details.
 import torch.distributed.nn
 import torch.multiprocessing as mp
 import torch.nn.functional as F
@@ -72,7 +71,7 @@ def setup_distributed(args, local_rank):
     """Joins the process group; returns the device."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # Otherwise the processes of a node fight for its cores.
-    # 1 Take your own GPU. If there are too few, processes share one. For that add --backend gloo.
+    # 1 Take your own GPU. If there are too few, processes share one: nccl refuses, gloo does not.
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if accelerator and accelerator.type != "mps":  # A Mac's GPU cannot communicate.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
