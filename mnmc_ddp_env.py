@@ -33,10 +33,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-# Not used. A workaround for a crash at exit (pytorch issue 190489): DDP's constructor would import
-# this module when there is a process group already. docs/gloo_abort_at_exit.md has the details.
-import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,8 +70,7 @@ def setup_distributed(args):
         torch.accelerator.set_device_index(device.index)  # for libraries that say only "cuda"
     else:
         device = torch.device("cpu")
-    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs. gloo
-    # works on GPUs, too, but more slowly.
+    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs.
     backend = args.backend or dist.get_default_backend_for_device(device)
     # 2 Join the process group, all processes that train together. The call returns when all are in.
     dist.init_process_group(
@@ -104,8 +99,7 @@ def train(args, local_rank, device):
     # the same order, or they wait until --timeout, and fail.
 
     # 3 One process downloads: rank 0, in the first of three turns. The second is for the first
-    # process of each other node, in case the nodes share no data folder. In the third all others
-    # find the files. Each rank loads in one turn, and waits for the others after each.
+    # process of each other node, in case the nodes share no data folder, the third for all others.
     for my_turn in (rank == 0, rank > 0 and local_rank == 0, rank > 0 and local_rank > 0):
         if my_turn:
             train_set = load_split(args.dataset, args.data_root, train=True)
@@ -121,8 +115,7 @@ def train(args, local_rank, device):
     batch_sampler = BatchSampler(sampler, args.batch_size, drop_last=False)
     pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
     loader = DataLoader(train_set, sampler=batch_sampler, batch_size=None, pin_memory=pin)
-    # Each test image is used once. Some ranks get one image more than others. That is allowed here,
-    # because no rank waits for another between test batches.
+    # Each test image is used once. Shards may differ by an image: a test batch waits for no rank.
     test_sampler = BatchSampler(range(rank, len(test_set), world_size), 1000, drop_last=False)
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
@@ -131,10 +124,9 @@ def train(args, local_rank, device):
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # 5 Wrap the model. DDP copies the weights of rank 0 to all ranks. In each backward it averages
-    # the gradients over all ranks. It packs them into buckets, tensors of many gradients, and sends
-    # a full bucket while backward fills the next. With gradient_as_bucket_view the buckets are the
-    # only copy of the gradients.
+    # 5 Wrap the model. backward then packs gradients into buckets, tensors of many gradients, and
+    # averages a full bucket over all ranks while it fills the next. With gradient_as_bucket_view
+    # the buckets are the only copy of the gradients.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     # model and ddp_model share parameters and buffers. We test and save model: its forward makes no
     # collective call, and its state_dict has plain names, without "module.".
@@ -171,7 +163,8 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks.
+    # 8 Leave: close the connections to the other ranks. For a script that does not import
+    # torchvision, docs/gloo_abort_at_exit.md has a line more.
     dist.destroy_process_group()
 
 
@@ -242,8 +235,7 @@ def load_checkpoint(path, model, optimizer):
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # Every rank reads the file, because nothing copies what rank 0 reads: DDP's constructor has run
-    # before, and never copies optimizer state. So every node must see the file.
+    # Every rank reads the file, so every node must see it: DDP does not copy the optimizer's state.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
@@ -270,8 +262,7 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The division keeps the logits small, so that training survives large learning rates. With
-        # --lr 0.8 an epoch of MNIST gives 99%, and without the division 11%, which is guessing.
+        # The division keeps the logits small: an epoch with --lr 0.8 gives 99%, without it 11%.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -308,8 +299,7 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A view of the shape (N, 9, 9, C, H, W): windows[i, y, x] is the part of padded image i that
-    # begins in row y and column x.
+    # A view (N, 9, 9, C, H, W): windows[i, y, x] is padded image i from row y and column x on.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
     y, x = torch.randint(9, (2, n), device=images.device)
     images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image

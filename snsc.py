@@ -1,5 +1,4 @@
 """Single node, single GPU: the plain training script that the other five start from.
-
 Without a GPU it trains on the CPU.
 
     python snsc.py                                          # MNIST, downloaded on first use
@@ -63,8 +62,7 @@ def train(args, device):
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # The seed of an epoch decides the order of its images and their augmentation. So a resumed
-        # run repeats an uninterrupted one, if the options are the same.
+        # The epoch's order and augmentation follow from this seed, also in a resumed run.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(model, loader, optimizer, epoch, args, device)
@@ -93,8 +91,7 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
-    # disable=None shows the progress bar on terminals only.
-    bar = tqdm(loader, leave=False, disable=None)
+    bar = tqdm(loader, leave=False, disable=None)  # disable=None: no bar outside of a terminal
     for step, (images, labels) in enumerate(bar):
         # progress goes from 0 to 1 over all epochs. Until it is 0.2, the learning rate rises from 0
         # to peak_lr, and then falls back to 0.
@@ -170,8 +167,7 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The division keeps the logits small, so that training survives large learning rates. With
-        # --lr 0.8 an epoch of MNIST gives 99%, and without the division 11%, which is guessing.
+        # The division keeps the logits small: an epoch with --lr 0.8 gives 99%, without it 11%.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -208,8 +204,7 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A view of the shape (N, 9, 9, C, H, W): windows[i, y, x] is the part of padded image i that
-    # begins in row y and column x.
+    # A view (N, 9, 9, C, H, W): windows[i, y, x] is padded image i from row y and column x on.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
     y, x = torch.randint(9, (2, n), device=images.device)
     images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image
