@@ -36,10 +36,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-# Not used. A workaround for a crash at exit (pytorch issue 190489): DDP's constructor would import
-# this module when there is a process group already. docs/gloo_abort_at_exit.md has the details.
-import torch.distributed.nn
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -92,24 +88,23 @@ def setup_distributed(args):
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if accelerator and accelerator.type != "mps":  # A Mac's GPU cannot communicate.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device.index)  # for libraries that say only "cuda"
+        torch.accelerator.set_device_index(device.index)  # Now "cuda" means this GPU.
     else:
         device = torch.device("cpu")
-    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs. gloo
-    # works on GPUs, too, but more slowly.
+    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs.
     backend = args.backend or dist.get_default_backend_for_device(device)
     # 2 Join the process group, all processes that train together. The call returns when all are in.
     dist.init_process_group(
         backend=backend,
         init_method="env://",  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
-        # This tells nccl its GPU. nccl then connects at once, so that a network fault shows here.
+        # With its GPU known, nccl connects now, and not at its first call: a fault shows here.
         device_id=device if backend == "nccl" else None,
     )
     print(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
         f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # torchrun's Python is unbuffered, and print would write its newline apart.
+        end="",  # torchrun's Python is unbuffered: with print's own newline, lines would mix.
         flush=True,
     )
     return local_rank, device
@@ -124,9 +119,9 @@ def train(args, local_rank, device):
     # BatchNorm statistics, and backward averages gradients. All ranks must make the same calls in
     # the same order, or they wait until --timeout, and fail.
 
-    # 3 One process downloads: rank 0, in the first of three turns. The second is for the first
-    # process of each other node, in case the nodes share no data folder. In the third all others
-    # find the files. Each rank loads in one turn, and waits for the others after each.
+    # 3 One process downloads, because two would write the same files: rank 0, in the first of three
+    # turns. The second is for the first process of each other node, in case the nodes share no data
+    # folder, and the third for all others, who find the files.
     for my_turn in (rank == 0, rank > 0 and local_rank == 0, rank > 0 and local_rank > 0):
         if my_turn:
             train_set = load_split(args.dataset, args.data_root, train=True)
@@ -148,18 +143,17 @@ def train(args, local_rank, device):
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
     torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # Convolutions are fast if weights and images are channels_last, as those of load_split() are.
+    # Convolutions are fast if weights and images are channels_last. All images here are.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # 5 Wrap the model. DDP copies the weights of rank 0 to all ranks. In each backward it averages
-    # the gradients over all ranks. It packs them into buckets, tensors of many gradients, and sends
-    # a full bucket while backward fills the next. With gradient_as_bucket_view the buckets are the
-    # only copy of the gradients.
+    # 5 Wrap the model. backward then packs gradients into buckets, tensors of many gradients, and
+    # averages a full bucket over all ranks while it fills the next. With gradient_as_bucket_view
+    # each backward makes .grad a view of a bucket, which saves a copy.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     # model and ddp_model share parameters and buffers. We test and save model: its forward makes no
     # collective call, and its state_dict has plain names, without "module.".
-    optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
+    optimizer = torch.optim.SGD(  # train_one_epoch() replaces lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
     if args.checkpoint:  # Make its folder now. If that fails, no epoch is lost.
@@ -192,22 +186,21 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks.
+    # 8 Leave: close the connections to the other ranks. Otherwise gloo can crash Python at exit.
     dist.destroy_process_group()
 
 
 def train_one_epoch(model, loader, optimizer, epoch, args, device):
     """Trains the wrapped model for an epoch; returns (mean loss, accuracy in percent)."""
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
-    # 6 A learning rate for the larger batch, of all ranks. Steps are fewer, so make them larger.
+    # 6 A learning rate for the larger batch of all ranks together: fewer steps, so larger ones.
     peak_lr *= dist.get_world_size()
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
     # disable=None shows the bar if the output is a terminal. All ranks but 0 hide it.
     bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
     for step, (images, labels) in enumerate(bar):
-        # progress goes from 0 to 1 over all epochs. Until it is 0.2, the learning rate rises from 0
-        # to peak_lr, and then falls back to 0.
+        # From 0 to 1 over all epochs. The learning rate is highest at 0.2, and 0 at both ends.
         progress = (epoch + (step + 0.5) / len(loader)) / args.epochs  # in the middle of a step
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(progress / 0.2, (1 - progress) / 0.8)
@@ -232,8 +225,8 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, loader, device):
     """Tests the bare model, always in float32; returns (correct images, images) of all ranks."""
-    # Each rank has updated its own BatchNorm statistics in the last step. Copy those of rank 0, so
-    # that all ranks test the model that rank 0 saves.
+    # In the last forward each rank has updated BatchNorm's statistics by its own images. Copy those
+    # of rank 0, so that all ranks test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -258,17 +251,18 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # Rank 0 decides whether to resume, so that all ranks train the same epochs.
-    found = torch.tensor(path.exists(), device=next(model.parameters()).device)  # nccl needs a GPU
+    # Rank 0 decides whether to resume, so that all ranks train the same epochs. Its answer is a
+    # tensor on the device of the model, because nccl sends nothing else.
+    found = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # Every rank reads the file, because nothing copies what rank 0 reads: DDP's constructor has run
-    # before, and never copies optimizer state. So every node must see the file.
+    # Every rank reads the file, so every node must see it. DDP has copied the weights of rank 0
+    # already, in its constructor, and never copies the optimizer's state.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
-        sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
+        sys.exit(f"{path} cannot be read as a checkpoint: {repr(error)[:90]}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["epoch"]
@@ -300,7 +294,7 @@ def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
         # ResNet-18 is made for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
-        # is fast, but limits it to 75% after 5 epochs. zero_init_residual helps large batches.
+        # is fast, but limits it to 75% after 5 epochs. zero_init_residual makes the start stable.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -329,8 +323,7 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A view of the shape (N, 9, 9, C, H, W): windows[i, y, x] is the part of padded image i that
-    # begins in row y and column x.
+    # A view (N, 9, 9, C, H, W): windows[i, y, x] is padded image i from row y and column x on.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
     y, x = torch.randint(9, (2, n), device=images.device)
     images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image

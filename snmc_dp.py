@@ -1,10 +1,9 @@
 """Single node, multiple GPUs, one process: nn.DataParallel around the model.
 
 What changes from snsc.py: the model is wrapped, and --gpu is gone, because all visible GPUs are
-used. In every step one process copies the model to all GPUs, splits the batch between them, gathers
-the outputs on the first GPU and adds up the gradients there. One Python process drives all GPUs,
-the first GPU holds more than the others, and it ends at one machine. DDP has none of these limits.
-Without a GPU the wrapper only calls the model.
+used. In every step one process copies the model to all GPUs, splits the batch between them, and
+gathers the outputs and the gradients on the first GPU. So this GPU needs more memory than the
+others, and no second machine can join. DDP has neither limit. On a CPU the wrapper changes nothing.
 
     python snmc_dp.py                                       # all GPUs
     CUDA_VISIBLE_DEVICES=0,2 python snmc_dp.py -b 256       # two of them, 128 images each
@@ -42,7 +41,7 @@ def train(args, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    sampler = RandomSampler(train_set)  # draws from torch's global generator, seeded in each epoch
+    sampler = RandomSampler(train_set)  # a new order in each epoch, from torch's generator
     # batch_sampler yields lists, each with the indices of a batch. With batch_size=None the loader
     # takes a list as it is, and reads train_set[list], a whole batch in one operation. With
     # batch_size=64, the usual way, it would read images one by one, and stack them.
@@ -53,12 +52,11 @@ def train(args, device):
     test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
 
     torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # Convolutions are fast if weights and images are channels_last, as those of load_split() are.
+    # Convolutions are fast if weights and images are channels_last. All images here are.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    # Every forward copies the model to all GPUs and gives each a part of the batch. The wrapper has
-    # no weights of its own: it trains those of model. We test and save model.
+    # The wrapper has no weights of its own: it trains those of model. We test and save model.
     dp_model = nn.DataParallel(model)
-    optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
+    optimizer = torch.optim.SGD(  # train_one_epoch() replaces lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
     if args.checkpoint:  # Make its folder now. If that fails, no epoch is lost.
@@ -68,8 +66,7 @@ def train(args, device):
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # The seed of an epoch decides the order of its images and their augmentation. So a resumed
-        # run repeats an uninterrupted one, if the options are the same.
+        # The epoch's order and augmentation follow from this seed, also in a resumed run.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(dp_model, loader, optimizer, epoch, args, device)
@@ -101,11 +98,9 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
-    # disable=None shows the progress bar on terminals only.
-    bar = tqdm(loader, leave=False, disable=None)
+    bar = tqdm(loader, leave=False, disable=None)  # disable=None: no bar outside of a terminal
     for step, (images, labels) in enumerate(bar):
-        # progress goes from 0 to 1 over all epochs. Until it is 0.2, the learning rate rises from 0
-        # to peak_lr, and then falls back to 0.
+        # From 0 to 1 over all epochs. The learning rate is highest at 0.2, and 0 at both ends.
         progress = (epoch + (step + 0.5) / len(loader)) / args.epochs  # in the middle of a step
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(progress / 0.2, (1 - progress) / 0.8)
@@ -155,7 +150,7 @@ def load_checkpoint(path, model, optimizer):
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
-        sys.exit(f"{path} cannot be read as a checkpoint: {error!r:.90}")
+        sys.exit(f"{path} cannot be read as a checkpoint: {repr(error)[:90]}")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["epoch"]
@@ -187,7 +182,7 @@ def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
         # ResNet-18 is made for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
-        # is fast, but limits it to 75% after 5 epochs. zero_init_residual helps large batches.
+        # is fast, but limits it to 75% after 5 epochs. zero_init_residual makes the start stable.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
@@ -216,8 +211,7 @@ def load_split(dataset, data_root, train):
 def augment(images):
     """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
     n, _, height, width = images.shape
-    # A view of the shape (N, 9, 9, C, H, W): windows[i, y, x] is the part of padded image i that
-    # begins in row y and column x.
+    # A view (N, 9, 9, C, H, W): windows[i, y, x] is padded image i from row y and column x on.
     windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
     y, x = torch.randint(9, (2, n), device=images.device)
     images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image

@@ -34,11 +34,8 @@ def load(name, *functions):
 
 
 def read_printed(name):
-    """Returns the lines that a page shows of an example; test_pages.py compares them with a run."""
-    mark = f"printed by docs/examples/{name}"
-    pages = (page.read_text() for page in update_pages.PAGES)
-    blocks = itertools.chain.from_iterable(map(update_pages.read_blocks, pages))
-    return next(block.code.splitlines() for block in blocks if block.mark == mark)
+    """Returns the lines that an example prints; test_pages.py compares them with a run."""
+    return update_pages.printed_file(REPO / "docs" / "examples" / name).read_text().splitlines()
 
 
 def read_numbers(name, start):

@@ -106,13 +106,13 @@ def test_update_makes_stale_blocks_new():
             ("printed by docs/examples/shuffle_and_set_epoch.py", "text", "old\n"),
         )
     )
-    blocks = update_pages.read_blocks(update_pages.update(stale, ["shuffle_and_set_epoch.py"]))
+    blocks = update_pages.read_blocks(update_pages.update(stale))
     shown, lines, difference, patch, printed = (block.code for block in blocks)
     assert shown.startswith("def forward(self, x):\n    ") and "\n\n\ndef main():" in shown
     assert lines in shown and "old" not in lines
     assert "+    ddp_model = nn.DataParallel(model)" in difference or "DataParallel" in difference
     assert patch.startswith("--- a/mnmc_ddp_env.py\n") and "ZeroRedundancyOptimizer" in patch
-    assert "mutually exclusive" in printed or printed != "old\n"
+    assert "mutually exclusive" in printed
 
 
 @pytest.mark.slow
@@ -132,26 +132,20 @@ def test_recipe_both_sides_train_to_the_same_loss(tmp_path):
     assert marks == "1234564778", "the marks follow the order of the file, 4 and 7 at two places"
 
 
-def shown_output(path):
-    """What the pages say that an example prints; None where no page says it."""
-    mark = f"printed by docs/examples/{path.name}"
-    return next((block.code for _, block in ALL_BLOCKS if block.mark == mark), None)
-
-
 ALONE = [path for path in update_pages.EXAMPLES if not path.stem.startswith("recipe_")]
 
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda path: path.stem)
-def test_example_prints_what_its_page_shows(tmp_path, path):
+def test_example_prints_what_its_file_says(tmp_path, path):
     """In forked processes that have torch loaded already; the slow test takes torchrun."""
     processes = update_pages.count_processes(path)
     codes, out, err = run_forked_ranks(path, processes, free_port(), tmp_path / "run")
     assert codes == [0] * max(processes, 1), err
     printed = update_pages.sort_lines(out) if processes else out
-    shown = shown_output(path)
-    if shown is not None:
-        stale = f"python scripts/docs/update_pages.py --run {path.name} mends the page"
-        assert printed == shown, stale
+    expected = update_pages.printed_file(path)
+    if expected.exists():
+        stale = f"python scripts/docs/update_pages.py --run {path.name} renews the file"
+        assert printed == expected.read_text(), stale
 
 
 @pytest.mark.parametrize("path", update_pages.EXAMPLES, ids=lambda path: path.stem)
@@ -165,12 +159,13 @@ def test_example_says_how_to_run_it_and_is_on_a_page(path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [path for path in update_pages.EXAMPLES if shown_output(path)][::8],
+    [path for path in update_pages.EXAMPLES if update_pages.printed_file(path).exists()][::8],
     ids=lambda p: p.stem,
 )
 def test_example_prints_the_same_under_torchrun(path):
     """Some of them, by the command of the docstring; the others ran in forked processes."""
-    assert without_gloo_lines(update_pages.run_example(path)) == shown_output(path)
+    expected = update_pages.printed_file(path).read_text()
+    assert without_gloo_lines(update_pages.run_example(path)) == expected
 
 
 @pytest.fixture(scope="module")

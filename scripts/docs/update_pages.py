@@ -1,8 +1,8 @@
 """Writes into the pages what is made from files: functions, patches, diffs, outputs.
 
-    python scripts/docs/update_pages.py                 # all but outputs
-    python scripts/docs/update_pages.py --run           # and what the examples print
-    python scripts/docs/update_pages.py --run ring_all_reduce.py ...      # of these examples
+    python scripts/docs/update_pages.py
+    python scripts/docs/update_pages.py --run           # runs all examples before
+    python scripts/docs/update_pages.py --run ring_all_reduce.py ...      # runs these examples
 
 The pages are README.md, docs/*.md and tests/README.md. No program stands in a page alone. A comment
 above a fenced block says where the block comes from:
@@ -14,8 +14,8 @@ above a fenced block says where the block comes from:
     <!-- diff A.py B.py -->        the diff from A to B, without docstrings and imports
     <!-- all of A.py B.py -->      the same, with all lines below the docstrings
     <!-- patch NAME -->            the diff of docs/patches/NAME.diff
-    <!-- printed by FILE -->       what a file of docs/examples prints; lines of several processes
-                                   are sorted
+    <!-- printed by FILE -->       what a file of docs/examples prints. --run writes it into the
+                                   folder printed; lines of several processes are sorted
     <!-- run -->                   shell commands that tests/test_pages.py runs
     <!-- run at once -->           the same, each line in a terminal of its own
     <!-- run by FILE -->           shell commands that this file runs
@@ -171,6 +171,11 @@ def run_example(path):
         return sort_lines("".join(f.read_text() for f in Path(folder).rglob("stdout.log")))
 
 
+def printed_file(path):
+    """Returns the file that holds what an example prints."""
+    return path.parent / "printed" / f"{path.stem}.txt"
+
+
 def renumber(printed, names):
     """Returns what who_hangs.py prints of a patched script, with the line numbers of today."""
     with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +192,7 @@ def renumber(printed, names):
     return re.sub(rf"({names[-1]}\.py):(\d+): (.+)", find_nearest, printed)
 
 
-def make(block, run):
+def make(block):
     """Returns what the mark of a block says that should stand in it."""
     kind, *rest = block.mark.split()
     if kind == "show":
@@ -204,16 +209,16 @@ def make(block, run):
         return diff_all(*rest[1:])
     if block.mark.startswith("printed by scripts/who_hangs.py "):
         return renumber(block.code, rest[2:])
-    if block.mark.startswith("printed by docs/examples/") and Path(rest[1]).name in run:
-        return run_example(REPO / rest[1])
+    if block.mark.startswith("printed by docs/examples/"):
+        return printed_file(REPO / rest[1]).read_text()
     return block.code
 
 
-def update(text, run=()):
-    """Returns a page's text with its blocks made new; run names the examples to run."""
+def update(text):
+    """Returns a page's text with its blocks made new."""
     for block in reversed(read_blocks(text)):
         if block.mark:
-            text = text[: block.start] + make(block, run) + text[block.end :]
+            text = text[: block.start] + make(block) + text[block.end :]
     return text
 
 
@@ -223,11 +228,12 @@ def main():
     )
     parser.add_argument("--run", nargs="*", metavar="EXAMPLE", help="run these examples, or all")
     args = parser.parse_args()
-    run = args.run if args.run is not None else []
-    if args.run == []:
-        run = [path.name for path in EXAMPLES]
+    if args.run is not None:
+        for path in EXAMPLES:
+            if printed_file(path).exists() if args.run == [] else path.name in args.run:
+                printed_file(path).write_text(run_example(path))
     for page in PAGES:
-        page.write_text(update(page.read_text(), run))
+        page.write_text(update(page.read_text()))
 
 
 if __name__ == "__main__":
