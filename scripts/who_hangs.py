@@ -3,7 +3,7 @@
     python scripts/who_hangs.py who_hangs                        # a folder with the ranks' notes
     python scripts/who_hangs.py --pids $(pgrep -f train.py)      # running processes, with py-spy
 
-Ranks write notes when their script has the lines that docs/troubleshooting.md shows under "Who
+Ranks write notes when their script has the lines that docs/troubleshooting.md names under "Who
 hangs?". A note holds the stack of the rank's main thread, and the entries of torch's flight
 recorder: the collectives that the rank has called, of gloo and of nccl. The entries come from
 private functions of torch 2.8 and newer. With --pids there are stacks alone, and the processes must

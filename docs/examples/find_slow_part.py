@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 docs/examples/find_slow_part.py
 
-To measure your own training, put your model, data set and loss into build_model(), build_loader()
-and step(). It measures in as many processes as torchrun starts. Start it with one process, too.
+To measure your own training, set BATCH_SIZE, and put your model, data set and loss into
+build_model(), build_loader() and step(). It measures in as many processes as torchrun starts. Start
+it with one process, too.
 """
 
 import os
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
 BATCH_SIZE, STEPS = 4, 3
+LOADER_STEPS = 40  # many, because each worker has two batches ready when the clock starts
 
 
 def build_model():
@@ -25,7 +27,7 @@ def build_model():
 
 
 def build_loader(workers):
-    images = torch.randn(BATCH_SIZE * (STEPS + 1), 3, 32, 32)
+    images = torch.randn(BATCH_SIZE * (LOADER_STEPS + 1), 3, 32, 32)
     labels = torch.randint(10, (len(images),))
     return DataLoader(TensorDataset(images, labels), BATCH_SIZE, num_workers=workers)
 
@@ -36,16 +38,16 @@ def step(model, images, labels):
     model.zero_grad()
 
 
-def measure(run, device):
+def measure(run, device, steps=STEPS):
     """Calls run() once to warm up; returns the ms of the calls after it, of the slowest rank."""
     run()
     dist.barrier()
     started = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         run()
     if device.type == "cuda":
         torch.cuda.synchronize()  # Until here the GPU may not have done what was asked of it.
-    milliseconds = torch.tensor(1000 * (time.perf_counter() - started) / STEPS, device=device)
+    milliseconds = torch.tensor(1000 * (time.perf_counter() - started) / steps, device=device)
     dist.all_reduce(milliseconds, op=dist.ReduceOp.MAX)
     return milliseconds.item()
 
@@ -59,7 +61,8 @@ def measure_parts(device):
     parts = {}
     for workers in (0, 2):
         batches = iter(build_loader(workers))
-        parts[f"loader alone, {workers} workers"] = measure(lambda b=batches: next(b), device)
+        name = f"loader alone, {workers} workers"
+        parts[name] = measure(lambda b=batches: next(b), device, LOADER_STEPS)
     first = measure(lambda: next(iter(build_loader(workers=2))), device)
     parts["first batch of an epoch, 2 new workers"] = first
     parts["step without communication"] = measure(lambda: step(model, images, labels), device)

@@ -47,9 +47,9 @@ def read(name):
 
 
 def network_rows():
-    """Returns the rows of the benchmark by (model, network, variant)."""
-    rows = [row for row in read("network") if row["batch_size"] == 32]
-    return {(row["model"], row["network"], row["variant"]): row for row in rows}
+    """Returns the rows of the benchmark with ResNet-18 by (network, variant)."""
+    rows = [r for r in read("network") if r["model"] == "resnet18" and r["batch_size"] == 32]
+    return {(row["network"], row["variant"]): row for row in rows}
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def draw_network(path):
     colours = {"no communication": GREY, "DDP": BLUE, "no overlap": RED}
     with drawing(path, len(MEGABITS), sharey=True) as panels:
         for panel, network in zip(panels, MEGABITS, strict=True):
-            values = [rows["resnet18", network, variant] for variant in VARIANTS]
+            values = [rows[network, variant] for variant in VARIANTS]
             bars = [
                 colours.get(variant, ORANGE if variant.startswith("bucket_cap") else GREEN)
                 for variant in VARIANTS
@@ -120,12 +120,12 @@ def draw_prediction(path):
     with drawing(path, width=7) as (panel,):
         for variant, colour in (("DDP", BLUE), ("bf16 hook", GREEN), ("PowerSGD", ORANGE)):
             speeds = [10 * 10 ** (n / 20) for n in range(61)]  # 10 to 10,000 Mb/s
-            guesses = [estimate("resnet18", variant, "100mbit", speed) for speed in speeds]
-            compute = rows["resnet18", "no limit", "no communication"]["ms"]
+            guesses = [estimate(variant, "100mbit", speed) for speed in speeds]
+            compute = rows["no limit", "no communication"]["ms"]
             panel.plot(speeds, [100 * compute / ms for ms in guesses], color=colour, label=variant)
             for network in ("1gbit", "100mbit"):
-                ms = rows["resnet18", network, variant]["ms"]
-                alone = rows["resnet18", network, "no communication"]["ms"]
+                ms = rows[network, variant]["ms"]
+                alone = rows[network, "no communication"]["ms"]
                 panel.plot(MEGABITS[network], 100 * alone / ms, "o", color=colour)
         panel.set_xscale("log")
         panel.set_xlabel("Mb/s of the network (lines: estimated, points: measured)")
@@ -326,7 +326,7 @@ def with_spread(row):
     return f"{short(row['ms'])} ({short(row['lowest'])} to {short(row['highest'])})"
 
 
-def network_table(model):
+def network_table():
     """Medians with lowest and highest, and the ratio to DDP, for each network."""
     rows = network_rows()
     heads = ["variant", "MB a step"]
@@ -334,9 +334,9 @@ def network_table(model):
         heads += [f"{network}: ms a step", "to DDP"]
     lines = []
     for variant in VARIANTS:
-        cells = [variant, f"{rows[model, 'no limit', variant]['MB']:.2f}"]
+        cells = [variant, f"{rows['no limit', variant]['MB']:.2f}"]
         for network in MEGABITS:
-            row, ddp = rows[model, network, variant], rows[model, network, "DDP"]
+            row, ddp = rows[network, variant], rows[network, "DDP"]
             cells += [with_spread(row), f"{row['ms'] / ddp['ms']:.1f}"]
         lines.append(cells)
     return table(heads, lines)
@@ -347,7 +347,7 @@ def gain_table():
     rows = network_rows()
 
     def gain(slow, fast, network):
-        gained = rows["resnet18", network, slow]["ms"] / rows["resnet18", network, fast]["ms"]
+        gained = rows[network, slow]["ms"] / rows[network, fast]["ms"]
         return f"{gained:.0f}" if gained >= 10 else f"{gained:.1f}"
 
     lines = [["overlap, which DDP has", *(gain("bucket_cap_mb 1000", "DDP", n) for n in MEGABITS)]]
@@ -356,17 +356,17 @@ def gain_table():
     return table(["technique", *MEGABITS], lines)
 
 
-def estimate(model, variant, network, megabits=None):
+def estimate(variant, network, megabits=None):
     """Milliseconds of a step on a slow network, from what was measured without a limit.
 
     Also from the megabytes on the cable, which headers and acknowledgements make a little more on a
     slow cable. megabits: of another network, per second.
     """
     rows = network_rows()
-    unlimited = rows[model, "no limit", variant]["ms"]
-    communication = 8000 * rows[model, network, variant]["MB"] / (megabits or MEGABITS[network])
-    backward = rows[model, "no limit", "no communication"]["ms"] * 2 / 3
-    if model == "convnet" or variant in ("no overlap", "bucket_cap_mb 1000", "PowerSGD"):
+    unlimited = rows["no limit", variant]["ms"]
+    communication = 8000 * rows[network, variant]["MB"] / (megabits or MEGABITS[network])
+    backward = rows["no limit", "no communication"]["ms"] * 2 / 3
+    if variant in ("no overlap", "bucket_cap_mb 1000", "PowerSGD"):
         overlap = 0  # There is one bucket, and its all-reduce starts after backward.
     elif variant == "no_sync over 4":
         overlap = backward / 4  # Only every fourth backward communicates.
@@ -377,7 +377,7 @@ def estimate(model, variant, network, megabits=None):
     return unlimited + max(0, communication - overlap)
 
 
-def estimate_table(model):
+def estimate_table():
     """What was measured, what the formula says, and how far it is off."""
     rows, heads, lines = network_rows(), ["variant"], []
     networks = [network for network, speed in MEGABITS.items() if speed]
@@ -386,8 +386,8 @@ def estimate_table(model):
     for variant in VARIANTS:
         cells = [variant]
         for network in networks:
-            row = rows[model, network, variant]
-            guess = estimate(model, variant, network)
+            row = rows[network, variant]
+            guess = estimate(variant, network)
             off = f"{100 * (guess / row['ms'] - 1):+.0f} %"
             cells += [short(row["ms"]), short(guess), off]
         if variant != "no communication":
@@ -475,11 +475,9 @@ def machine():
 
 
 TABLES = {
-    "network resnet18": lambda: network_table("resnet18"),
-    "network convnet": lambda: network_table("convnet"),
+    "network": network_table,
     "gains": gain_table,
-    "estimate resnet18": lambda: estimate_table("resnet18"),
-    "estimate convnet": lambda: estimate_table("convnet"),
+    "estimate": estimate_table,
     "speed": speed_table,
     "processes": processes_table,
     "accuracy, fixed global batch size": lambda: accuracy_table(global_batch_size=256),
