@@ -17,7 +17,7 @@ Eight things turn a script into a DDP script. Comments such as "# 6" mark them:
     8 leave
 
     # One machine, two processes. On a machine with one GPU add --backend gloo.
-    torchrun --nproc-per-node 2 mnmc_ddp_env.py --dataset synthetic
+    torchrun --standalone --nproc-per-node 2 mnmc_ddp_env.py --dataset synthetic
     # Two machines, a line on each. 192.0.2.1 is the first's address; "gpu" means a process per GPU:
     torchrun --nnodes 2 --node-rank 0 --master-addr 192.0.2.1 --nproc-per-node gpu mnmc_ddp_env.py
     torchrun --nnodes 2 --node-rank 1 --master-addr 192.0.2.1 --nproc-per-node gpu mnmc_ddp_env.py

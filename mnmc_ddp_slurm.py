@@ -18,7 +18,7 @@ Eight things turn a script into a DDP script. Comments such as "# 6" mark them:
     # Two nodes with four GPUs each, one task for each GPU; as a batch job; and without Slurm:
     srun --nodes 2 --ntasks-per-node 4 --gpus-per-node 4 python mnmc_ddp_slurm.py
     sbatch scripts/mnmc_ddp_slurm.sbatch --dataset cifar10
-    torchrun --nproc-per-node 2 mnmc_ddp_slurm.py --dataset synthetic
+    torchrun --standalone --nproc-per-node 2 mnmc_ddp_slurm.py --dataset synthetic
     # A real Slurm with two virtual nodes on this machine, to try it with:
     eval "$(bash scripts/cluster/local_slurm.sh start)"
     srun --nodes 2 --ntasks-per-node 2 python mnmc_ddp_slurm.py --dataset synthetic --epochs 1
