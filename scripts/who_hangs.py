@@ -378,9 +378,11 @@ def report(notes, whole=False):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", default="who_hangs", help="default: who_hangs")
-    parser.add_argument("--pids", type=int, nargs="+", metavar="PID", help="ask py-spy instead")
+    parser.add_argument("--pids", type=int, nargs="*", metavar="PID", help="ask py-spy instead")
     parser.add_argument("--stacks", action="store_true", help="show all calls in your own code")
     args = parser.parse_args()
+    if args.pids == []:
+        sys.exit("--pids: no process has this name")  # pgrep has found none.
     notes = ask_py_spy(args.pids) if args.pids else read_notes(args.folder)
     if not notes:
         sys.exit(f"no note in {args.folder}: name the processes with --pids instead")

@@ -481,6 +481,11 @@ def test_pids_without_py_spy(tmp_path, process):
     assert stderr == "--pids needs py-spy: pip install py-spy\n"
 
 
+def test_pids_where_pgrep_finds_none(tmp_path):
+    stderr = ask(tmp_path, "python scripts/who_hangs.py --pids", status=1)
+    assert stderr == "--pids: no process has this name\n"
+
+
 @needs_py_spy
 def test_pids_of_no_rank(tmp_path, process):
     stderr = ask(tmp_path, f"python scripts/who_hangs.py --pids {process.pid}", status=1)

@@ -2,8 +2,8 @@
 
 torchrun --standalone --nproc-per-node 2 docs/examples/watch.py
 
-The functions are to be copied, and the three lines that start the thread. nccl's entries are asked
-for as torch's sources say, because no GPU was there to run this on.
+The functions are to be copied, and the call of start_watching(). nccl's entries are asked for as
+torch's sources say, because no GPU was there to run this on.
 """
 
 import json
