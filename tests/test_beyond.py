@@ -18,6 +18,16 @@ from tiny_data import accept_any_cifar10, write_cifar10
 PAGE = (REPO / "docs" / "beyond_ddp.md").read_text()
 PATCHED = {"ZeRO-1": "zero1", "FSDP2": "fsdp2"}  # the patch of each version
 ROUNDING = 1e-6
+# FSDP2 leaves threads of gloo, so one of some hundred runs ends so when all is done:
+# docs/gloo_abort_at_exit.md.
+ABORT = "terminate called without an active exception"
+
+
+def check_end(run):
+    """The run succeeded, or gloo aborted Python at exit. What it wrote is checked elsewhere."""
+    run.wait()
+    assert ABORT in run.err or run.codes == [0], run.story()
+    return run
 
 
 def script_of(name, folder):
@@ -66,7 +76,7 @@ def test_two_ranks_reach_the_checkpoint_of_ddp_to_the_bit(tmp_path, name):
 def test_commands_of_the_page(tmp_path, heading):
     commands = test_labs.start(tmp_path, heading, "docs/beyond_ddp.md")
     with Launch(commands, tmp_path / "output", cwd=tmp_path) as run:
-        assert [line["count"] for line in run.succeeded().epochs()] == [2000], run.story()
+        assert [line["count"] for line in check_end(run).epochs()] == [2000], run.story()
 
 
 @pytest.fixture
@@ -89,8 +99,9 @@ def test_four_ranks_train_resnet_18_as_ddp_does(resnet, tmp_path):
     runs = []
     for name in ("DDP for FSDP2", "FSDP2"):
         options = ("--lr", "0.0001", "-e", "1", "--checkpoint", tmp_path / f"{name}.pt")
-        runs.append(resnet(script_of(name, tmp_path / "scripts"), 4, *options).succeeded())
-    assert "Warning" not in runs[1].err and runs[1].own_err() == "", runs[1].story()
+        runs.append(check_end(resnet(script_of(name, tmp_path / "scripts"), 4, *options)))
+    assert "Warning" not in runs[1].err, runs[1].story()
+    assert runs[1].own_err() == "" or ABORT in runs[1].err, runs[1].story()
     loss = [run.epochs()[0]["loss"] for run in runs]
     assert loss[0] == pytest.approx(loss[1], abs=1e-3)
     assert runs[1].epochs()[0]["count"] == 2
@@ -111,7 +122,7 @@ def test_four_ranks_train_resnet_18_as_ddp_does(resnet, tmp_path):
 def test_mixed_precision_by_policy_needs_batchnorm_apart(resnet, tmp_path):
     """With the policy's group for BatchNorm, --amp trains; without it torch refuses."""
     script = script_of("FSDP2", tmp_path / "scripts")
-    run = resnet(script, 2, "-e", "1", "--amp").succeeded()
+    run = check_end(resnet(script, 2, "-e", "1", "--amp"))
     assert 1.5 < run.epochs()[0]["loss"] < 3, run.story()
     text = script.read_text()
     assert text.count("    fully_shard(norms, mesh=mesh)\n") == 1
@@ -142,7 +153,7 @@ def test_killed_and_resumed_from_a_checkpoint_of_snsc(launch, tmp_path, name):
             run = launch([command])
             run.wait()
             assert "resumed" in run.out and "epoch 3/3" in run.out, run.story()
-        run.succeeded()
+        check_end(run)
     assert_same(paths[name], paths[f"DDP for {name}"])
     back = launch("snsc.py", 1, *options, 4, "--checkpoint", paths[name]).succeeded()
     assert "after epoch 3/4" in back.out and len(back.epochs()) == 1, back.story()
