@@ -1,10 +1,10 @@
 """Multiple nodes, multiple GPUs: DistributedDataParallel (DDP); the script starts its processes.
 
-What changes from mnmc_ddp_env.py: there is no launcher. The script is started once on each node and
-spawns a worker for each GPU. A worker computes its rank from the number of its node, so all nodes
-must start the same number of workers.
+Each GPU has its own process with a copy of the model and a shard of the data. All copies start from
+equal weights, and each step applies the same averaged gradient to them, so they stay equal. The
+number of a process is its rank, and the number of all processes is the world size.
 
-Eight things turn a script into a DDP script. Comments such as "# 6" mark them:
+Eight things turn a training script into this one. Comments such as "# 6" mark them:
 
     1 take your own GPU
     2 join the process group
@@ -15,7 +15,17 @@ Eight things turn a script into a DDP script. Comments such as "# 6" mark them:
     7 add up the metrics, print and save on one rank
     8 leave
 
-    # One machine, two processes. On a machine with one GPU add --backend gloo.
+Comments with "Easily forgotten" mark four more places.
+
+The rule: all ranks make the same collective calls in the same order. These are barrier(),
+broadcast(), all_reduce(), and those that DDP makes by itself. In each the ranks wait for one
+another. If a rank leaves one out, the others wait until --timeout, and fail.
+
+What changes from mnmc_ddp_env.py: there is no launcher. The script is started once on each node and
+spawns a worker for each GPU. A worker computes its rank from the number of its node, so all nodes
+must start the same number of workers.
+
+    # Two processes on one machine. If they must share one GPU, add --backend gloo.
     python mnmc_ddp_mp.py --dataset synthetic --nproc-per-node 2
     # Two machines with as many GPUs each, a line on each; 192.0.2.1 is the address of the first:
     python mnmc_ddp_mp.py --nodes 2 --node-rank 0 --init-method tcp://192.0.2.1:18888
@@ -36,7 +46,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchvision import datasets, models
 from tqdm import tqdm
 
@@ -67,93 +77,88 @@ def setup_distributed(args, local_rank):
     """Joins the process group; returns the device."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # Otherwise the processes of a node fight for its cores.
-    # 1 Take your own GPU. If there are too few, processes share one: nccl refuses, gloo does not.
+    # 1 Take your own GPU. If a node has more processes than GPUs, several processes share one. With
+    # nccl this is an error, with gloo it works.
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
-    if accelerator and accelerator.type != "mps":  # A Mac's GPU cannot communicate.
+    if accelerator and accelerator.type != "mps":  # DDP cannot use a Mac's GPU.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device.index)  # Now "cuda" means this GPU.
+        # Now .cuda() and libraries that name no GPU use this one. Otherwise they would use GPU 0.
+        torch.accelerator.set_device_index(device.index)
     else:
         device = torch.device("cpu")
-    # The backend moves tensors between processes: nccl on GPUs, xccl on Intel's, gloo on CPUs.
+    # The backend is the library that sends tensors from process to process: nccl for NVIDIA's and
+    # AMD's GPUs, xccl for Intel's, gloo for CPUs. gloo sends a GPU's tensors by the CPU.
     backend = args.backend or dist.get_default_backend_for_device(device)
-    # 2 Join the process group, all processes that train together. The call returns when all are in.
+    # 2 Join the process group: all processes of this training. The call returns when all are in.
     dist.init_process_group(
         backend=backend,
         init_method=args.init_method,
         rank=args.node_rank * args.nproc_per_node + local_rank,
         world_size=args.nodes * args.nproc_per_node,
         timeout=timedelta(seconds=args.timeout),
-        # With its GPU known, nccl connects now, and not at its first call: a fault shows here.
-        device_id=device if backend == "nccl" else None,
+        # device_id makes nccl and xccl connect the GPUs here, and not in the first collective call,
+        # so a fault of the network shows here. gloo sends by the CPUs and needs none.
+        device_id=None if backend == "gloo" else device,
     )
-    print(
+    # One write for the whole line: print() can write its newline separately, and lines would mix.
+    sys.stdout.write(
         f"[init] rank {dist.get_rank()}/{dist.get_world_size()} | local rank {local_rank} | "
-        f"{device} | {backend} | {socket.gethostname()}\n",
-        end="",  # torchrun's Python is unbuffered: with print's own newline, lines would mix.
-        flush=True,
+        f"{device} | {backend} | {socket.gethostname()}\n"
     )
+    sys.stdout.flush()
     return device
 
 
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # In a collective call the ranks wait for one another: barrier() only waits, broadcast() copies
-    # from one rank to all, all_reduce() gives every rank the sum. DDP makes such calls, too: its
-    # constructor copies the weights of rank 0, a forward in training begins with a copy of rank 0's
-    # BatchNorm statistics, and backward averages gradients. All ranks must make the same calls in
-    # the same order, or they wait until --timeout, and fail.
-
-    # 3 One process downloads, because two would write the same files: rank 0, in the first of three
-    # turns. The second is for the first process of each other node, in case the nodes share no data
-    # folder, and the third for all others, who find the files.
-    for my_turn in (rank == 0, rank > 0 and local_rank == 0, rank > 0 and local_rank > 0):
-        if my_turn:
-            train_set = load_split(args.dataset, args.data_root, train=True)
-            test_set = load_split(args.dataset, args.data_root, train=False)
-        dist.barrier()
-    # 4 Take your own shard. DistributedSampler shuffles by seed and epoch, on all ranks alike, and
-    # gives each rank its part. It repeats a few images so that all parts are equally long: backward
-    # is a collective call, so all ranks need the same number of steps.
-    sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, seed=args.seed)
-    # batch_sampler yields lists, each with the indices of a batch. With batch_size=None the loader
-    # takes a list as it is, and reads train_set[list], a whole batch in one operation. With
-    # batch_size=64, the usual way, it would read images one by one, and stack them.
-    batch_sampler = BatchSampler(sampler, args.batch_size, drop_last=False)
+    # 3 One process downloads, because two would write the same files.
+    if rank == 0:
+        load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
+    dist.barrier()  # waits for all ranks
+    # If the nodes share the data folder, the files are there now. If each node has a folder of its
+    # own, its first process downloads.
+    if local_rank == 0:
+        load_split(args.dataset, args.data_root, train=True)
+    dist.barrier()
+    train_set = load_split(args.dataset, args.data_root, train=True)
+    test_set = load_split(args.dataset, args.data_root, train=False)
     pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
-    loader = DataLoader(train_set, sampler=batch_sampler, batch_size=None, pin_memory=pin)
-    # Each test image is used once. Some ranks get one image more than others. That is allowed here,
-    # because no rank waits for another between test batches.
-    test_sampler = BatchSampler(range(rank, len(test_set), world_size), 1000, drop_last=False)
-    test_loader = DataLoader(test_set, sampler=test_sampler, batch_size=None)
+    # 4 Take your own shard. The sampler shuffles by seed and epoch, on all ranks alike, asks the
+    # process group for rank and world size, and gives this rank its part. It repeats a few images,
+    # so that all ranks make the same number of steps: the backward of DDP is a collective call.
+    train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
+    train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
+    # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
+    # tests images r, r + world_size, and so on. Some ranks have one more. That is allowed, because
+    # there is no collective call between test batches.
+    test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
-    torch.manual_seed(args.seed)  # This makes the initial weights repeatable.
-    # Convolutions are fast if weights and images are channels_last. All images here are.
+    torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:
+    if args.sync_bn:  # In training SyncBatchNorm computes its statistics over all ranks' images.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # 5 Wrap the model. backward then packs gradients into buckets, tensors of many gradients, and
-    # averages a full bucket over all ranks while it fills the next. With gradient_as_bucket_view
-    # each backward makes .grad a view of a bucket, which saves a copy.
+    # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each forward
+    # first copies rank 0's BatchNorm statistics. Each backward averages the gradients. DDP packs
+    # them into large tensors (buckets), and a full bucket is sent while backward computes the next.
+    # With gradient_as_bucket_view=True each .grad is a part of its bucket, and not a second copy.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # model and ddp_model share parameters and buffers. We test and save model: its forward makes no
-    # collective call, and its state_dict has plain names, without "module.".
-    optimizer = torch.optim.SGD(  # train_one_epoch() replaces lr in each step.
+    # ddp_model trains the weights of model. We test and save model itself: in a test its forward
+    # makes no collective call, and its state_dict has plain names, without "module.".
+    optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    if args.checkpoint:  # Make its folder now. If that fails, no epoch is lost.
-        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
     if rank == 0 and start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # augment() draws from this seed, which differs between ranks and epochs. A resumed run
-        # repeats an uninterrupted one, if options and world size are the same.
+        train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
+        # The epoch's augmentation follows from this seed, also in a resumed run. Easily forgotten:
+        # with the same seed on all ranks, augment() would mirror alike on each of them.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
-        loss, accuracy = train_one_epoch(ddp_model, loader, optimizer, epoch, args, device)
+        loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
         seconds = time.perf_counter() - started
         correct, count = evaluate(model, test_loader, device)
         if rank == 0:  # 7 One rank prints and saves. No collective call may stand under this if.
@@ -167,41 +172,26 @@ def train(args, local_rank, device):
             )
 
 
-def worker(local_rank, args):
-    """Runs in every spawned process: what main() does in the other scripts."""
-    device = setup_distributed(args, local_rank)
-    train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks. Otherwise gloo can crash Python at exit.
-    dist.destroy_process_group()
-
-
-def main():
-    args = parse_args()
-    if not 0 <= args.node_rank < args.nodes:
-        sys.exit("--node-rank must be below --nodes")
-    # Starts the processes, which call worker(local_rank, args), and ends all when one fails.
-    mp.spawn(worker, args=(args,), nprocs=args.nproc_per_node)
-
-
-def train_one_epoch(model, loader, optimizer, epoch, args, device):
-    """Trains the wrapped model for an epoch; returns (mean loss, accuracy in percent)."""
+def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
+    """Trains for an epoch; model is the wrapped one; returns (mean loss, accuracy in percent)."""
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
-    # 6 A learning rate for the larger batch of all ranks together: fewer steps, so larger ones.
+    # 6 A learning rate for the larger batch of all ranks together. A step has world_size times the
+    # images, so an epoch has fewer steps, and each should go further.
     peak_lr *= dist.get_world_size()
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
-    # disable=None shows the bar if the output is a terminal. All ranks but 0 hide it.
-    bar = tqdm(loader, leave=False, disable=None if dist.get_rank() == 0 else True)
+    bar = tqdm(train_loader, leave=False, disable=dist.get_rank() > 0)
     for step, (images, labels) in enumerate(bar):
-        # From 0 to 1 over all epochs. The learning rate is highest at 0.2, and 0 at both ends.
-        progress = (epoch + (step + 0.5) / len(loader)) / args.epochs  # in the middle of a step
+        # progress goes from 0 to 1 over all epochs. The learning rate rises in the first fifth,
+        # then falls to 0. The + 0.5 keeps it above 0 in the first step.
+        progress = (epoch + (step + 0.5) / len(train_loader)) / args.epochs
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * min(progress / 0.2, (1 - progress) / 0.8)
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         if args.dataset == "cifar10":
             images = augment(images)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=args.amp):
-            logits = model(images.float() / 127.5 - 1)  # pixels from -1 to 1
+            logits = model(normalize(images))
             loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
         loss.backward()
@@ -216,16 +206,18 @@ def train_one_epoch(model, loader, optimizer, epoch, args, device):
 
 
 @torch.inference_mode()
-def evaluate(model, loader, device):
-    """Tests the bare model, always in float32; returns (correct images, images) of all ranks."""
-    # In the last forward each rank has updated BatchNorm's statistics by its own images. Copy those
-    # of rank 0, so that all ranks test the model that rank 0 saves.
+def evaluate(model, test_loader, device):
+    """Tests the bare model; returns (correct images, images) of all ranks."""
+    # Without autocast, so that one can compare the accuracies of runs with and without --amp.
+    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now. In the last
+    # forward each rank copied those of rank 0, and then updated them by its own images. All ranks
+    # test with those of rank 0, because it saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
-    totals = torch.zeros(2, dtype=torch.int64, device=device)
+    totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
     model.eval()
-    for images, labels in loader:
-        logits = model(images.to(device).float() / 127.5 - 1)
+    for images, labels in test_loader:
+        logits = model(normalize(images.to(device)))
         totals[0] += (logits.argmax(1) == labels.to(device)).sum()
         totals[1] += len(labels)
     dist.all_reduce(totals)  # 7 Add up the counts.
@@ -243,25 +235,28 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 
 def load_checkpoint(path, model, optimizer):
-    """Restores what save_checkpoint wrote; returns the number of epochs finished."""
-    # Rank 0 decides whether to resume, so that all ranks train the same epochs. Its answer is a
-    # tensor on the device of the model, because nccl sends nothing else.
+    """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
+    # Make the folder for the saves now, so that a bad path fails before the first epoch.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Easily forgotten: all ranks must train the same epochs. So broadcast() gives rank 0's answer
+    # to all. A rank that does not see the file then fails below, and does not begin at epoch 0
+    # alone. The answer is on the model's device, because nccl sends only from GPUs.
     found = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # Every rank reads the file, so every node must see it. DDP has copied the weights of rank 0
-    # already, in its constructor, and never copies the optimizer's state.
+    # DDP copied the weights of rank 0 when it was constructed, and does so only once. So each rank
+    # reads model and optimizer from the file itself.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
-        sys.exit(f"{path} cannot be read as a checkpoint: {repr(error)[:90]}")
+        raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["epoch"]
 
 
-# From here on the six scripts are the same: model and data.
+# The model and the data are the same in all six scripts.
 
 
 class ConvNet(nn.Module):
@@ -278,8 +273,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The division keeps the logits small, so that training survives large learning rates. With
-        # --lr 0.8 an epoch of MNIST gives 99%, and without the division 11%, which is guessing.
+        # Smaller logits give smaller gradients. So training also survives the learning rates of the
+        # DDP scripts, which grow with the number of processes. 8 was found by trial.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -287,41 +282,59 @@ def build_model(dataset):
     """Returns an untrained model with 10 classes for the data set's images."""
     if dataset == "cifar10":
         # ResNet-18 is made for larger images: its first layers shrink 32 x 32 pixels to 8 x 8. This
-        # is fast, but limits it to 75% after 5 epochs. zero_init_residual makes the start stable.
+        # is fast, but limits its accuracy. zero_init_residual makes the start of training stable.
         return models.resnet18(weights=None, num_classes=10, zero_init_residual=True)
     return ConvNet()
 
 
 def load_split(dataset, data_root, train):
-    """Returns a split: images uint8 (N, C, H, W), channels_last, and labels int64 (N,)."""
+    """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
-        # Each class has a template, 7 x 7 random pixels enlarged to 28 x 28. An image is a template
-        # with noise, so strong that a model needs many images. Both splits have the same templates.
-        generator = torch.Generator().manual_seed(0)
+        # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
+        # template plus strong noise. Without noise a few images would teach all classes.
+        generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
         labels = torch.randint(10, (10_000 if train else 2_000,), generator=generator)
         images = torch.normal(255 * templates[labels], 350, generator=generator).clamp(0, 255)
-        return TensorDataset(images.to(torch.uint8, memory_format=torch.channels_last), labels)
+        return TensorDataset(images.to(torch.uint8), labels)
     dataset_class = datasets.MNIST if dataset == "mnist" else datasets.CIFAR10
     try:
         split = dataset_class(data_root, train=train, download=True)
     except (OSError, RuntimeError) as error:
         sys.exit(f"{error}\ncannot load {dataset}: --dataset synthetic needs no download")
     images, labels = torch.as_tensor(split.data), torch.as_tensor(split.targets)
-    images = images.unsqueeze(3) if dataset == "mnist" else images  # Now both are (N, H, W, C).
-    return TensorDataset(images.permute(0, 3, 1, 2), labels)  # in memory N, H, W, C: channels_last
+    # MNIST's images are (N, H, W), and those of CIFAR-10 (N, H, W, C).
+    images = images.unsqueeze(1) if dataset == "mnist" else images.permute(0, 3, 1, 2)
+    return TensorDataset(images, labels)
 
 
 def augment(images):
-    """Shifts each image by up to 4 pixels and mirrors half: uint8 (N, C, H, W), same out."""
-    n, _, height, width = images.shape
-    # A view (N, 9, 9, C, H, W): windows[i, y, x] is padded image i from row y and column x on.
-    windows = F.pad(images, (4, 4, 4, 4)).unfold(2, height, 1).unfold(3, width, 1).movedim(1, 3)
-    y, x = torch.randint(9, (2, n), device=images.device)
-    images = windows[torch.arange(n, device=images.device), y, x]  # one part of each image
-    mirrored = torch.rand(n, 1, 1, 1, device=images.device) < 0.5
+    """Mirrors about half of the images, (N, C, H, W). A longer training wants more than this."""
+    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
+
+
+def normalize(images):
+    """Turns pixels from 0 to 255 into float32 from -1 to 1, in the model's channels_last layout."""
+    # In this layout, where the channels of a pixel lie side by side, convolutions are faster.
+    return images.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
+
+
+def worker(local_rank, args):
+    """Runs in every spawned process: what main() does in the other scripts."""
+    device = setup_distributed(args, local_rank)
+    train(args, local_rank, device)
+    # 8 Leave: close the connections to the other ranks. Otherwise gloo can crash Python at exit.
+    dist.destroy_process_group()
+
+
+def main():
+    args = parse_args()
+    if not 0 <= args.node_rank < args.nodes:
+        sys.exit("--node-rank must be below --nodes")
+    # Starts the processes, which call worker(local_rank, args), and ends all when one fails.
+    mp.spawn(worker, args=(args,), nprocs=args.nproc_per_node)
 
 
 if __name__ == "__main__":
