@@ -3,13 +3,16 @@
 #
 #   source scripts/env.sh
 #
-# Uses the active Python environment where the scripts can run in it, and otherwise the repository's
-# .venv, which it makes from requirements.txt on first use, but never inside a Slurm job and never
-# where AMD's ROCm is installed. Sets, unless you have set them:
+# Activates .venv where the active Python lacks a package. Installs nothing: scripts/setup.sh does.
+# Sets, unless you have set them:
 #   NPROC            processes of this node (default: its GPUs; without a GPU 2)
 #   OMP_NUM_THREADS  threads of each process (default: the cores divided by NPROC, at least 1)
 #   MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_  keep freed memory for the next step: on a CPU
 #                    1.3 times the images/s with 256 images to a step
+#   OMP_WAIT_POLICY  passive where other programs take half of the cores, and in no Slurm job: a
+#                    thread that waits for another frees its core. GOMP_SPINCOUNT counts as set, too
+#   TQDM_DELAY, TQDM_MININTERVAL, TQDM_MAXINTERVAL  where stderr is no terminal: the progress bar
+#                    waits a minute, and then writes once a minute (60)
 
 if [ -z "${BASH_VERSION:-}" ]; then
     echo "scripts/env.sh works in bash alone: type bash, and then source scripts/env.sh" >&2
@@ -17,67 +20,37 @@ if [ -z "${BASH_VERSION:-}" ]; then
 fi
 REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-# is_new_enough PYTHON: whether it is there and new enough; prints what is wrong.
-is_new_enough() {
+# check_python PYTHON: whether the scripts can run in it; prints what is wrong in one line.
+check_python() {
     if ! command -v "$1" >/dev/null; then
         echo "there is no $1"
         return 1
     fi
-    "$1" -c 'import sys
-if sys.version_info < (3, 10):
-    print("Python {}.{} is older than 3.10".format(*sys.version_info))
-    sys.exit(1)'
-}
-
-# has_packages PYTHON: whether it has torch, torchvision and tqdm, new enough; prints what is wrong.
-has_packages() {
     "$1" -c 'import re, sys
+if sys.version_info < (3, 10):
+    sys.exit("Python %d.%d is older than 3.10" % sys.version_info[:2])
 from importlib.metadata import PackageNotFoundError, version
-trouble = None
 try:
-    torch, *_ = map(version, ("torch", "torchvision", "tqdm"))
-    if [int(number) for number in re.findall(r"\d+", torch)[:2]] < [2, 8]:
-        trouble = f"torch {torch} is older than 2.8"
+    torch = [version(name) for name in ("torch", "torchvision", "tqdm")][0]
 except PackageNotFoundError as error:
-    trouble = f"{error.name} is missing"
-if trouble:
-    print(trouble)
-    sys.exit(1)'
+    sys.exit("%s is missing" % error.name)
+if [int(number) for number in re.findall("[0-9]+", torch)[:2]] < [2, 8]:
+    sys.exit("torch %s is older than 2.8" % torch)' 2>&1
 }
 
-# make_venv WHY: makes .venv and installs what requirements.txt lists.
-make_venv() {
-    local python="$REPO/.venv/bin/python" trouble
-    # The torch that requirements.txt brings is for NVIDIA's GPUs: with AMD's it trains on the CPU.
-    if ! command -v nvidia-smi >/dev/null &&
-        { [ -d "${ROCM_PATH:-/opt/rocm}" ] || command -v rocm-smi >/dev/null; }; then
-        echo "$1, and for AMD's GPUs nothing is installed: use the PyTorch of your computing centre" \
-            "(module load, or for sbatch PYTHON with a container), or activate an environment with" \
-            "tqdm and PyTorch's build for ROCm (https://pytorch.org/get-started/locally/)" >&2
-        return 1
-    fi
-    if [ -n "${SLURM_JOB_ID:-}" ]; then
-        echo "$1, and inside a Slurm job nothing is installed: use module load, or for sbatch set" \
-            "PYTHON to the command of a container, or activate a conda environment, or type" \
-            "source scripts/env.sh on the login node, which makes .venv" >&2
-        return 1
-    fi
-    if ! "$python" -m pip --version &>/dev/null; then
-        if ! trouble="$(is_new_enough python3)"; then
-            echo "$trouble: the scripts need Python 3.10 or newer" >&2
-            return 1
-        fi
-        # Where Debian's package python3-venv is missing, this line fails and leaves a .venv without
-        # pip. When the package is there, the line completes that .venv.
-        python3 -m venv "$REPO/.venv" || return 1
-    fi
-    echo "$1: installing torch, torchvision and tqdm into .venv: some minutes, once" >&2
-    "$python" -m pip install --quiet -r "$REPO/requirements.txt"
-}
-
-# The GPUs that torch sees: NVIDIA's and AMD's. CUDA_VISIBLE_DEVICES can hide some of the machine's.
+# The GPUs that torch sees, NVIDIA's and AMD's. torch is slow to import, so this looks for a driver first.
 gpu_count() {
-    python -c 'import torch; print(torch.cuda.device_count())'
+    if [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || [ -e /dev/dxg ] || command -v nvidia-smi >/dev/null; then
+        echo "counting the GPUs that torch sees, which takes some seconds" >&2
+        python -c 'import torch; print(torch.cuda.device_count())'
+    else
+        echo 0
+    fi
+}
+
+# The cores that this process may use. nproc would also obey the two variables.
+core_count() {
+    env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc
 }
 
 # set_threads PROCESSES [CORES]: shares the cores among processes, unless you have set OMP_NUM_THREADS.
@@ -92,15 +65,36 @@ set_threads() {
     export ENV_SH_THREADS="$OMP_NUM_THREADS"
 }
 
-# nproc counts the cores that this process may use, which can be fewer in a container or a job. It
-# would also obey the two variables. macOS has no nproc.
-core_count() {
-    env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || getconf _NPROCESSORS_ONLN
+# Whether other programs take about half of the cores that this process may use: looks for 0.4 seconds.
+is_busy() {
+    python -c 'import os, sys, time
+def used():
+    columns = {line.split()[0]: line.split()[1:9] for line in open("/proc/stat")}
+    times = [columns["cpu%d" % core] for core in os.sched_getaffinity(0)]
+    return sum(int(time) for row in times for time in row[:3] + row[5:])  # not idle, no wait for a disk
+start, before = time.monotonic(), used()
+time.sleep(0.4)
+cores = (used() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - start)
+sys.exit(cores < 0.4 * len(os.sched_getaffinity(0)))' 2>/dev/null
 }
 
-if ! why="$(is_new_enough python && has_packages python)"; then
-    if ! has_packages "$REPO/.venv/bin/python" &>/dev/null; then
-        make_venv "${why:-python does not start}" || return 1
+# Threads of OpenMP spin while they wait. Beside other programs that slows all of them down.
+# What an earlier call of this function has set is decided again.
+set_waiting() {
+    [ -z "${ENV_SH_BUSY:-}" ] || unset OMP_WAIT_POLICY ENV_SH_BUSY
+    if [ -z "${SLURM_JOB_ID:-}${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ] && is_busy; then
+        export OMP_WAIT_POLICY=passive ENV_SH_BUSY=1
+        echo "this machine is busy with other programs: training is slower (OMP_WAIT_POLICY=passive)" >&2
+    fi
+}
+
+if ! why="$(check_python python)"; then
+    if ! check_python "$REPO/.venv/bin/python" >/dev/null; then
+        cure="type  bash scripts/setup.sh  or activate an environment with torch, torchvision and tqdm"
+        [ -z "${SLURM_JOB_ID:-}" ] ||
+            cure="type  bash scripts/setup.sh  on the login node, or load PyTorch by SETUP (docs/slurm.md)"
+        echo "$why: $cure" >&2
+        return 1
     fi
     # shellcheck source=/dev/null
     source "$REPO/.venv/bin/activate"
@@ -110,5 +104,10 @@ if [ -z "${NPROC:-}" ]; then
     [ "$NPROC" -gt 0 ] || NPROC=2
 fi
 set_threads "$NPROC"
+set_waiting
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1000000000}"
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1000000000}"
+if [ ! -t 2 ]; then
+    export TQDM_DELAY="${TQDM_DELAY:-60}" TQDM_MININTERVAL="${TQDM_MININTERVAL:-60}"
+    export TQDM_MAXINTERVAL="${TQDM_MAXINTERVAL:-60}"
+fi

@@ -7,13 +7,13 @@
 #
 # Settings: those of env.sh, and
 #   INIT_METHOD  where the ranks meet (default: file:// of a new temporary file)
-#   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: lo)
+#   GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME  the interface that gloo and nccl use (default: lo)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 meeting_point="$(mktemp)"
 INIT_METHOD="${INIT_METHOD:-file://$meeting_point}"
 # On lo no other machine reaches the ranks (docs/security.md).
-export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-lo}"
 
 ranks=()
 # shellcheck disable=SC2317  # the trap calls it

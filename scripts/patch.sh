@@ -3,7 +3,7 @@
 #
 #   bash scripts/patch.sh                    # lists the changes
 #   bash scripts/patch.sh set_epoch_left_out # writes patched/set_epoch_left_out.py
-#   bash scripts/patch.sh watch hang_shapes  # two changes, one after the other
+#   bash scripts/patch.sh zero1 accumulate_4  # two changes, one after the other
 #
 # The changes are docs/patches/*.diff. The copy has the name of the last of them.
 set -euo pipefail

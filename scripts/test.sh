@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Sets the tests up, in the active Python environment or .venv, and runs them. Arguments go through
-# to pytest, after --all where that is given.
+# Sets the tests up and runs them. Arguments go through to pytest, after --all where that is given.
 #
 #   bash scripts/test.sh                 # a few minutes on two cores
 #   bash scripts/test.sh --all           # those marked slow too
@@ -10,22 +9,24 @@
 # Settings: those of env.sh but NPROC, and
 #   CI  when true, a test that cannot run on this machine fails, unless it needs a GPU
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export NPROC=2
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if ! { python -c 'import matplotlib, psutil, pytest, pytest_timeout, ruff, xdist' && command -v py-spy; } &>/dev/null; then
-    python -m pip install --quiet -r "$REPO/tests/requirements.txt"
+bash scripts/setup.sh
+source scripts/env.sh
+if ! python -c 'import re
+from importlib.metadata import version
+for name in re.findall(r"(?m)^[\w-]+", open("tests/requirements.txt").read()): version(name)' 2>/dev/null; then
+    python -m pip install --quiet -r tests/requirements.txt
 fi
 markers="not slow and not stress"
 if [ "${1:-}" = --all ]; then
     markers="not stress"
     shift
 fi
-cd "$REPO"
 # All tests, unless some are named.
 files=(tests)
 for word in "$@"; do
     case "$word" in tests/*) files=() ;; esac
 done
 # Three test files at a time: launches spend much of their time waiting.
-exec python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-    -m "$markers" "${files[@]}" "$@"
+exec python -m pytest -n 3 --dist loadfile -m "$markers" "${files[@]}" "$@"

@@ -5,7 +5,7 @@ torchrun --standalone --nproc-per-node 2 docs/examples/averaged_gradients.py
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # not used: gloo_abort_at_exit.md says why it is here
+import torch.distributed.nn  # not used: docs/troubleshooting.md says why it is here
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,9 +22,13 @@ def train(rank):
     loss = ddp_model(images).sum()
     loss.backward()
     print(f"rank {rank}: 2. gradient {model.weight.grad.item()}")  # the average on both
+    assert model.weight.grad.item() == 1.5
 
     optimizer.step()
     print(f"rank {rank}: 3. weight {model.weight.item():.4f}")
+    weights = [None, None]
+    dist.all_gather_object(weights, model.weight.item())
+    assert weights[0] == weights[1]
 
 
 dist.init_process_group("gloo")

@@ -21,11 +21,15 @@ def main():
     compiled = {f"_orig_mod.{name}": tensor for name, tensor in wrapped.items()}
     for state in (model.state_dict(), wrapped, compiled):
         print(list(state))
-        load_weights(nn.Linear(2, 1), state)
+        other = nn.Linear(2, 1)
+        load_weights(other, state)
+        assert other.weight.equal(model.weight)
     try:
         model.load_state_dict(wrapped)
     except RuntimeError as error:
         print(str(error).splitlines()[1].strip())
+    nothing = model.load_state_dict(wrapped, strict=False)
+    assert nothing.missing_keys == ["weight", "bias"]  # so it has loaded nothing
 
 
 if __name__ == "__main__":

@@ -12,19 +12,23 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 tensor = torch.tensor([rank])
 dist.broadcast(tensor, src=2)
 print(f"rank {rank}: 1. broadcast gave {tensor.tolist()}")
+assert tensor.tolist() == [2]
 
 tensor = torch.tensor([rank + 1])
 dist.reduce(tensor, dst=0)  # on the other ranks, the tensor is undefined afterwards
 if rank == 0:
     print(f"rank {rank}: 2. reduce gave {tensor.tolist()}")
+    assert tensor.tolist() == [1 + 2 + 3]
 
 parts = [torch.tensor([10, i]) for i in range(world_size)] if rank == 0 else None
 tensor = torch.zeros(2, dtype=torch.int64)
 dist.scatter(tensor, parts, src=0)
 print(f"rank {rank}: 3. scatter gave {tensor.tolist()}")
+assert tensor.tolist() == [10, rank]
 
 parts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)] if rank == 0 else None
 dist.gather(torch.tensor([rank * rank]), parts, dst=0)
 if rank == 0:
     print(f"rank {rank}: 4. gather gave {[part.tolist() for part in parts]}")
+    assert torch.cat(parts).tolist() == [0, 1, 4]
 dist.destroy_process_group()

@@ -25,7 +25,7 @@ class Net(torch.nn.ModuleList):
 
 
 def main():
-    rank, graphs = dist.get_rank(), []
+    rank, graphs, counts, norms = dist.get_rank(), [], [], []
 
     def count(graph, example_inputs):  # in place of the compiler inductor
         graphs.append(graph)
@@ -40,8 +40,13 @@ def main():
             model.compile(backend=count)
             compiled = model
         compiled(inputs.chunk(parts)[rank % parts]).square().mean().backward()
-        print(f"rank {rank}: {name}, {len(graphs)} graphs, {model[0].weight.grad.norm():.4f}")
+        norm = model[0].weight.grad.norm()
+        print(f"rank {rank}: {name}, {len(graphs)} graphs, norm of the gradient {norm:.4f}")
+        counts.append(len(graphs))
+        norms.append(norm)
         graphs.clear()
+    assert counts == [1, 4]
+    torch.testing.assert_close(*norms)
 
 
 dist.init_process_group("gloo")

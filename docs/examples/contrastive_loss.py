@@ -70,6 +70,8 @@ def main():
         f"4 mistake, loss times 2: {run(ddp_model, pairs, gather_without_factor, factor=2)}",
         f"5 mistake, own negatives alone: {run(ddp_model, pairs, lambda own: own)}",
     ]
+    norms = [line.partition(": ")[2] for line in lines]
+    assert norms[0] == norms[1] and norms[0] not in norms[2:]
     if dist.get_rank() == 0:
         print(*lines, sep="\n")
 

@@ -40,8 +40,8 @@ def main():
     one_process = [sum(pair) / 2 for pair in zip(*both, strict=True)]
     epochs = [find_last_epoch(losses) for losses in (both[rank], agreed, one_process)]
     print(f"rank {rank}: alone {epochs[0]}, agreed {epochs[1]}, one process {epochs[2]}")
-    wanted = any_rank_wants(rank == 1, "cpu")
-    print(f"rank {rank}: stop {wanted}")
+    assert epochs[1] == epochs[2] != epochs[0]
+    assert any_rank_wants(rank == 1, "cpu") and not any_rank_wants(False, "cpu")
     dist.destroy_process_group()
 
 

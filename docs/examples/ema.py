@@ -43,7 +43,7 @@ def train(inputs, wrap, update=True):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(20):
         train_step(ddp_model, optimizer, ema if update else Unchanged(), inputs, compute_loss)
-    return f"{ema.module.bias.item():.4f}"
+    return ema.module.bias.item()
 
 
 class Bare(torch.nn.Module):
@@ -63,7 +63,9 @@ def main():
     part = inputs.chunk(2)[rank]
     one_process, every_rank = train(inputs, Bare), train(part, DistributedDataParallel)
     rank_0 = train(part, DistributedDataParallel, update=rank == 0)
-    print(f"rank {rank}: one process {one_process}, every rank {every_rank}, rank 0 alone {rank_0}")
+    print(f"rank {rank}: {one_process=:.4f} {every_rank=:.4f} {rank_0=:.4f}")
+    assert abs(one_process - every_rank) < 1e-6
+    assert (abs(rank_0 - every_rank) < 1e-6) == (rank == 0)  # The other ranks have no average.
 
 
 dist.init_process_group("gloo")

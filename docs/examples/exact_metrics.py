@@ -56,11 +56,12 @@ def main():
         whole = count_pixels(labels, predicted, CLASSES)
         padded = dist.get_world_size() * len(DistributedSampler(labels))
         accuracy = matrix.diag().sum() / matrix.sum()
-        print(f"one process: {whole.sum()} pixels, mIoU {mean_iou(whole):.4f}")
-        print(f"right: {matrix.sum()} pixels, mIoU {mean_iou(matrix):.4f}, accuracy {accuracy:.4f}")
-        print(f"right: F1 {macro_f1(matrix):.4f}, of one process {macro_f1(whole):.4f}")
-        print(f"wrong: the mean of the ranks' mIoU is {averaged:.4f}")
-        print(f"wrong: DistributedSampler would take {padded} images in place of {len(labels)}")
+        print(f"mIoU {mean_iou(matrix):.4f}, F1 {macro_f1(matrix):.4f}, accuracy {accuracy:.4f}")
+        print(f"wrong: the mean of the ranks' mIoU, {averaged:.4f}")
+        print(f"wrong: the {padded} images that DistributedSampler takes of {len(labels)}")
+        assert matrix.equal(whole) and matrix.sum() == 10 * 63  # a pixel of each image is ignored
+        assert averaged != mean_iou(matrix) and not mean_iou(matrix).isnan()
+        assert padded == 12 and len(labels) == 10
     dist.destroy_process_group()
 
 

@@ -35,7 +35,10 @@ def main():
         dist.all_gather([torch.empty(shape) for shape in shapes], tensor)
     except (RuntimeError, ValueError) as error:
         print(f"rank {rank}, all_gather: {str(error).splitlines()[0]}")
-    for part in gather_any_size(tensor):
+    parts = gather_any_size(tensor)
+    assert [tuple(part.shape) for part in parts] == shapes
+    assert all((part == number).all() for number, part in enumerate(parts))
+    for part in parts:
         print(f"rank {rank}, gather_any_size: {tuple(part.shape)} of {part.unique().tolist()}")
     dist.destroy_process_group()
 

@@ -10,8 +10,7 @@ import torch.distributed as dist
 def gather_predictions(local, count):
     """Returns the predictions of all ranks, (count, ...), in the order of the data set.
 
-    local has those of this rank, (n, ...): sample i is on rank i % W at place i // W, where W is
-    the number of ranks. Every rank must call it, with one dtype, and gets all of them.
+    local has those of this rank, (n, ...). Sample i is on rank i % W at place i // W.
     """
     world_size = dist.get_world_size()
     longest = -(-count // world_size)  # rounded up
@@ -38,10 +37,10 @@ def main():
     averaged = compute_auc(scores[own], labels[own])
     dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
     if rank == 0:
-        print(f"one process: {len(scores)} scores, AUC {compute_auc(scores, labels):.4f}")
-        print(f"right: {len(gathered)} scores, AUC {compute_auc(gathered, labels):.4f}")
-        print(f"right: the same scores in the same order: {torch.equal(gathered, scores)}")
-        print(f"wrong: the mean of the ranks' AUC is {averaged:.4f}")
+        print(f"AUC of all ranks {compute_auc(gathered, labels):.4f}")
+        print(f"wrong: the mean of the ranks' AUC, {averaged:.4f}")
+        assert torch.equal(gathered, scores)  # the predictions of one process, in their order
+        assert averaged != compute_auc(scores, labels)
     dist.destroy_process_group()
 
 

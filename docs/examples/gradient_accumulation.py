@@ -58,12 +58,16 @@ def main():
     torch.manual_seed(0)
     rank, layer, images = dist.get_rank(), torch.nn.Linear(4, 1), torch.randn(2, 12, 4)
     layer(images.flatten(0, 1)).square().mean().backward()
+    expected, found = f"{layer.weight.grad.norm():.4f}", {}
     if rank == 0:
-        print(f"one process, all images at once: {layer.weight.grad.norm():.4f}")
+        print(f"one process, all images at once: {expected}")
     for way in (accumulate, only_backward_inside, flag_before_backward):
-        norms, calls = run(way, layer, images[rank])
+        norms, calls = found[way] = run(way, layer, images[rank])
         if rank == 0:
             print(f"{way.__name__}: rank 0 {norms[0]}, rank 1 {norms[1]}, {calls} all-reduces")
+    assert found[accumulate] == ([expected, expected], 1)
+    assert found[only_backward_inside] == ([expected, expected], 3)
+    assert len({expected, *found[flag_before_backward][0]}) == 3
 
 
 dist.init_process_group("gloo")

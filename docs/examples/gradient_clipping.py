@@ -55,6 +55,9 @@ def main():
         f"4 mistake, each micro-batch: {run(layer, part, clip_each=True)}",
         f"5 mistake, no unscale_: {run(layer, part, use_scaler=True, unscale=False)}",
     ]
+    one_process, *ways = (line.partition(": ")[2] for line in lines)
+    assert [way.startswith(f"{one_process},") for way in ways] == [True, True, False, False]
+    assert ways[0] == ways[1] and ways[0].endswith("step 0.1") and ways[3].endswith("step 2e-06")
     if rank == 0:
         print(*lines, sep="\n")
 

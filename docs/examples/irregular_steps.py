@@ -66,12 +66,19 @@ def train(step, batches, group=None):
 
 def main():
     rank = dist.get_rank()
-    print(f"rank {rank}, together:", *train(train_step, make_batches(rank)))
+    steps, weights = train(train_step, make_batches(rank))
+    print(f"rank {rank}, together: {steps}, weights {weights}")
+    assert steps == [True, True, False]
+    all_weights = [None, None]
+    dist.all_gather_object(all_weights, weights)
+    assert all_weights[0] == all_weights[1]
     group = dist.new_group(timeout=timedelta(seconds=3))
     try:
-        print(f"rank {rank}, alone:", *train(skip_alone, make_batches(rank), group))
-    except RuntimeError as error:
+        train(skip_alone, make_batches(rank), group)
+        assert rank == 1
+    except RuntimeError as error:  # Rank 0 waits for the step that rank 1 has skipped.
         print(f"rank {rank}, alone: {type(error).__name__}")
+        assert rank == 0
     dist.barrier()
 
 

@@ -37,12 +37,14 @@ def while_all_have_a_batch(loader, device="cpu"):
 
 def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    streams = {"1 mistake": Stream(range(11), 0, 1), "2 split": Stream(range(11), rank, world_size)}
-    for name, stream in streams.items():
-        loader = DataLoader(stream, batch_size=2, num_workers=2)
-        batches = list(loader)
-        print(f"rank {rank}: {name}: {len(torch.cat(batches))} samples, {len(batches)} batches")
-    print(f"rank {rank}: 3 common: {len(list(while_all_have_a_batch(loader)))} batches")
+    loader = DataLoader(Stream(range(11), rank, world_size), batch_size=2, num_workers=2)
+    own = torch.cat(list(loader)).tolist()
+    parts = [None] * world_size
+    dist.all_gather_object(parts, own)
+    assert sorted(sum(parts, [])) == list(range(11))  # each sample on one worker of one rank
+    common = len(list(while_all_have_a_batch(loader)))
+    print(f"rank {rank}: samples {own}, {len(list(loader))} batches, of which all use {common}")
+    assert common == 3 and len(list(loader)) == [4, 3][rank]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""Logs and a progress bar on one rank, with numbers of all ranks.
+"""Logs, TensorBoard and Weights & Biases on one rank, with numbers of all ranks.
 
-torchrun --standalone --nproc-per-node 2 docs/examples/logging_on_one_rank.py
+    torchrun --standalone --nproc-per-node 2 docs/examples/logging_on_one_rank.py
+
+Writes into the folder runs. A library that is not installed is left out. To try both without an
+account: pip install tensorboard wandb, then set WANDB_MODE=offline.
 """
 
+import contextlib
 import logging
+import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,15 +24,30 @@ def set_up_logging(rank):
 
 
 def train_one_epoch(batches, rank):
-    """Logs the mean loss of all ranks. A batch is (loss, how many samples)."""
+    """Logs and returns the mean loss of all ranks. A batch is (loss, how many samples)."""
     totals = torch.zeros(2)
-    for loss, count in tqdm(batches, disable=rank > 0 or None):  # None: where a terminal is
+    for loss, count in tqdm(batches, leave=False, disable=rank > 0):
         if count == 0:
             logging.warning("an empty batch")
         totals += torch.tensor([loss * count, count])
-    logging.info("this rank alone: %.4f", totals[0] / totals[1])
     dist.all_reduce(totals)  # On every rank, so never inside `if rank == 0`.
-    logging.info("all ranks: %.4f", totals[0] / totals[1])
+    loss = (totals[0] / totals[1]).item()
+    logging.info("train loss %.4f", loss)
+    return loss
+
+
+def open_tensorboard(folder, rank):
+    """Returns TensorBoard's writer on rank 0, and None on the other ranks."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(folder) if rank == 0 else None
+
+
+def open_wandb(rank, **settings):
+    """Returns a run of Weights & Biases; on the ranks above 0 its log() does nothing."""
+    import wandb
+
+    return wandb.init(mode=None if rank == 0 else "disabled", **settings)
 
 
 def reduce_on_rank_0_only(rank):
@@ -34,20 +55,34 @@ def reduce_on_rank_0_only(rank):
     loss, images = torch.tensor(1.0 + rank), torch.tensor(100.0)
     if rank == 0:
         dist.all_reduce(loss)
-        print(f"mistake: the loss of both is {loss:.0f}, in place of 3")
+        assert loss == 1 + 100  # in place of 1 + 2
     dist.all_reduce(images)
     if rank == 1:
         dist.all_reduce(loss)  # Else rank 0 would wait in its second all_reduce.
-    print(f"mistake, rank {rank}: the images of both are {images:.0f}, in place of 200")
+    assert images != 200
 
 
 def main():
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, writer, run = dist.get_rank(), None, None
     set_up_logging(rank)
+    with contextlib.suppress(ModuleNotFoundError):
+        writer = open_tensorboard("runs", rank)
+    if "WANDB_MODE" in os.environ:
+        with contextlib.suppress(ModuleNotFoundError):
+            run = open_wandb(rank, project="ddp", dir="runs")
     both = [[(4.0, 8), (2.0, 8), (2.0, 8)], [(2.0, 8), (1.0, 8), (0.0, 0)]]
-    train_one_epoch(both[rank], rank)
-    logging.info("one process: %.4f", sum(loss * count for loss, count in sum(both, [])) / 40)
+    loss = train_one_epoch(both[rank], rank)
+    assert abs(loss - 88 / 40) < 1e-6  # The mean of rank 0 alone is 64 / 24.
+    if writer:
+        writer.add_scalar("loss", loss, 0)
+        writer.close()
+    if run:
+        run.log({"loss": loss}, step=0)
+        run.finish()
+    dist.barrier()
+    runs = [*Path("runs").glob("events*"), *Path("runs").glob("wandb/*run-*")]
+    assert len(runs) <= 2, runs  # one for each library, not for each rank
     reduce_on_rank_0_only(rank)
     dist.destroy_process_group()
 

@@ -39,6 +39,7 @@ def main():
     usual = dist.new_group(timeout=timedelta(seconds=1))  # in place of ten or thirty minutes
     state = wait_for_rank_0(prepare, usual)
     print(f"rank {rank}: prepare_on_rank_0: ready; usual group: {state}")
+    assert state == "the barrier failed"
     dist.barrier()
 
 

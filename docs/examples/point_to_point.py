@@ -16,6 +16,7 @@ if rank == 0:
 else:
     dist.recv(received, src=0)
     print(f"rank {rank}: 1. recv gave {received.tolist()}")
+    assert received.tolist() == [1, 2]
 
 # A batch starts its calls together. Leave the tensors alone until all its requests are through.
 numbers = torch.tensor([10.0 * rank, 10.0 * rank + 1])
@@ -24,6 +25,7 @@ calls = [dist.P2POp(dist.isend, numbers, other), dist.P2POp(dist.irecv, received
 for request in dist.batch_isend_irecv(calls):
     request.wait()
 print(f"rank {rank}: 2. irecv gave {received.tolist()}")
+assert received.tolist() == [10 * other, 10 * other + 1]
 
 # A tag tells messages apart. Rank 1 asks for the second message first.
 first, second = torch.tensor([1.0]), torch.tensor([2.0])
@@ -34,4 +36,5 @@ else:
     dist.recv(received[:1], src=0, tag=2)
     dist.recv(received[1:], src=0, tag=1)
     print(f"rank {rank}: 3. tag 2 gave {received[0].item()}, tag 1 gave {received[1].item()}")
+    assert received.tolist() == [2, 1]
 dist.destroy_process_group()

@@ -39,25 +39,25 @@ def draw_mask():
     return torch.nn.functional.dropout(torch.ones(8)).bool().int().tolist()
 
 
-def show(name, seed):
-    """Prints what each rank tests and trains on, and what its dropout keeps."""
+def draw(seed):
+    """Returns what each rank tests and trains on, and its masks before and after start_epoch."""
     _, train_set, test_set, sampler = prepare(build_model, range(8), [6, 2], seed)
-    rows = {
-        "tests": sorted(test_set),
-        "trains on": sorted(train_set[index] for index in sampler),
-        "dropout": draw_mask(),
-    }
+    trains_on, mask = {train_set[index] for index in sampler}, draw_mask()
     start_epoch(sampler, seed, epoch=1)
-    rows["dropout after start_epoch"] = draw_mask()
-    for number, (row, value) in enumerate(rows.items(), start=1):
-        values = gather(value)
-        if dist.get_rank() == 0:
-            print(f"{name}: {number} {row}", *values)
+    return [gather(value) for value in (set(test_set), trains_on, mask, draw_mask())]
 
 
 def main():
-    show("a seed for each rank", seed=3 + dist.get_rank())
-    show("one seed", seed=3)
+    tests, trains_on, masks, later_masks = draw(seed=3)
+    assert tests[0] == tests[1] and not tests[0] & (trains_on[0] | trains_on[1])
+    assert masks[0] == masks[1]  # not what dropout needs
+    assert later_masks[0] != later_masks[1]
+    tests, trains_on, _, _ = draw(seed=3 + dist.get_rank())  # A mistake: a seed for each rank
+    assert tests[0] & trains_on[1]
+    if dist.get_rank() == 0:
+        print(
+            f"with a seed for each rank, rank 0 tests {tests[0]}, rank 1 trains on {trains_on[1]}"
+        )
 
 
 dist.init_process_group("gloo")

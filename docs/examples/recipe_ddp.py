@@ -7,9 +7,9 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # Not used. The text at 8 says why it is here.
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
+from torchvision.ops import MLP
 
 device = None
 if torch.cuda.is_available():
@@ -21,11 +21,11 @@ def train(device):
     if dist.get_rank() == 0:  # 3 One process downloads. The others wait at the barrier.
         torch.save(torch.arange(20480.0).sin().view(1024, 20), "data.pt")
     dist.barrier()
-    data = torch.load("data.pt", map_location=device)
+    data = torch.load("data.pt", map_location=device, weights_only=True)
     sampler = DistributedSampler(data)  # 4 Take your own shard.
     loader = DataLoader(data, batch_size=64, sampler=sampler)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(19, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
+    model = MLP(19, [32, 1]).to(device)
     ddp_model = nn.parallel.DistributedDataParallel(model)  # 5 Wrap the model.
     lr = 0.01 * dist.get_world_size()  # 6 A learning rate for the larger batch.
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)

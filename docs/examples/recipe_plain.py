@@ -6,15 +6,16 @@ python docs/examples/recipe_plain.py
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
+from torchvision.ops import MLP
 
 
 def train(device):
     torch.save(torch.arange(20480.0).sin().view(1024, 20), "data.pt")
-    data = torch.load("data.pt", map_location=device)
+    data = torch.load("data.pt", map_location=device, weights_only=True)
     sampler = RandomSampler(data, generator=torch.Generator())
     loader = DataLoader(data, batch_size=128, sampler=sampler)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(19, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
+    model = MLP(19, [32, 1]).to(device)
     lr = 0.02
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for epoch in range(5):

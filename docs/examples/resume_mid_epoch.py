@@ -52,9 +52,10 @@ def train(state=None, stop_at=None):
 
 
 def main():
-    resumed = train(train(stop_at=(1, 1)))
+    whole, resumed = train(), train(train(stop_at=(1, 1)))
     repeated = train(train(stop_at=(1, 1)) | {"batches_done": 0})
-    print(f"rank {dist.get_rank()}: whole {train()}, resumed {resumed}, epoch repeated {repeated}")
+    print(f"rank {dist.get_rank()}: whole {whole}, resumed {resumed}, epoch repeated {repeated}")
+    assert whole == resumed != repeated
 
 
 if __name__ == "__main__":

@@ -27,10 +27,12 @@ def main():
         DataLoader(images, sampler=loader.sampler, shuffle=True)
     except ValueError as error:
         print("ValueError:", error)
-    print("without set_epoch:", [batch.tolist() for epoch in range(3) for batch in loader])
+    without = [batch.tolist() for epoch in range(3) for batch in loader]
     orders = []
     run_epochs(loader, 3, lambda batch: orders.append(batch.tolist()))
+    print("without set_epoch:", without)
     print("with set_epoch:", orders)
+    assert without[0] == without[1] == without[2] and orders[0] != orders[1]
 
 
 main()

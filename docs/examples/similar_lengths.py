@@ -38,15 +38,21 @@ def main():
         "32 of similar length": [groups[i] for i in torch.randperm(len(groups))],
         "make_batches": make_batches(lengths, 8192, 0, rank, world_size),
     }
+    waiting = []
     for name, batches in kinds.items():
         tokens = sum(lengths[batch].sum() for batch in batches)
         padded = torch.stack([len(batch) * lengths[batch].max() for batch in batches])
         slowest = padded.clone()
         dist.all_reduce(slowest, dist.ReduceOp.MAX)  # In each step all wait for this rank.
-        print(
-            f"rank {rank}: {name}: {len(batches)} steps, {100 - 100 * tokens / padded.sum():.1f} % "
-            f"padding, {100 - 100 * padded.sum() / slowest.sum():.1f} % waiting"
-        )
+        padding = 100 - 100 * tokens / padded.sum()
+        waiting.append(100 - 100 * padded.sum() / slowest.sum())
+        print(f"rank {rank}: {name}: {padding:.1f} % padding, {waiting[-1]:.1f} % waiting")
+    assert waiting[1] > 20 and waiting[2] < 5 and padding < 5
+    both = [None] * world_size
+    dist.all_gather_object(both, batches)
+    assert len(both[0]) == len(both[1])
+    assert {number for part in both for batch in part for number in batch} == set(range(4000))
+    assert all(len(batch) * lengths[batch].max() <= 8192 for batch in batches)
 
 
 dist.init_process_group("gloo")

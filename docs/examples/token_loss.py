@@ -27,13 +27,14 @@ def main():
     def compute_gradient(loss):
         layer.zero_grad()
         loss.backward()
-        return f"{layer.bias.grad[0].item():.4f}"
+        return layer.bias.grad[0].item()
 
     one_process = compute_gradient(F.cross_entropy(layer(inputs.flatten(0, 1)), labels.flatten()))
     ddp_model, inputs, labels = DistributedDataParallel(layer), inputs[rank], labels[rank]
     mistake = compute_gradient(F.cross_entropy(ddp_model(inputs), labels))
     cure = compute_gradient(compute_token_loss(ddp_model(inputs), labels))
-    print(f"rank {rank}: one process {one_process}, mean of each rank {mistake}, cure {cure}")
+    print(f"rank {rank}: {one_process=:.4f} {mistake=:.4f} {cure=:.4f}")
+    assert abs(cure - one_process) < 1e-6 < abs(mistake - one_process)
 
 
 dist.init_process_group("gloo")

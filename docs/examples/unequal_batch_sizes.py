@@ -48,9 +48,8 @@ def main():
 
     batches = draw_batches(len(dataset), batch_sizes, epoch=0)
     halves = DataLoader(dataset, own, sampler=DistributedSampler(dataset))
-    print(f"rank {rank}: {len(halves)} steps with DistributedSampler, a batch has {own} images")
-    size = len(batches[0])
-    print(f"rank {rank}: {len(batches)} steps with draw_batches, a batch has {size} images")
+    print(f"rank {rank}: {len(halves)} steps with DistributedSampler, {len(batches)} without")
+    assert len(halves) == [9, 25][rank] and len(batches) == 12 and len(batches[0]) == own
 
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, batches)
@@ -61,6 +60,7 @@ def main():
         DistributedDataParallel, batches, dataset, lambda *pair: compute_loss(*pair, batch_sizes)
     )
     print(f"rank {rank}: one process {one_process}, no weight {mistake}, compute_loss {cure}")
+    assert cure == one_process != mistake
 
 
 dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""Parameters that the loss does not use: the error, and two options.
+"""Parameters that the loss does not use: the error, two options, and the messages of static_graph.
 
 torchrun --standalone --nproc-per-node 2 docs/examples/unused_parameters.py
 """
@@ -10,14 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class TwoHeads(torch.nn.Module):
-    """Uses one of its two heads, so the other gets no gradient."""
+    """Uses the heads with the given numbers, so another gets no gradient."""
 
     def __init__(self):
         super().__init__()
         self.heads = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
 
-    def forward(self, x, head):
-        return self.heads[head](x)
+    def forward(self, x, numbers):
+        return sum(self.heads[number](x) for number in numbers)
 
 
 def wrap_with_changing_parts(model):
@@ -30,23 +30,28 @@ def wrap_with_a_fixed_part(model):
     return DistributedDataParallel(model, static_graph=True)
 
 
-def train(ddp_model, heads):
-    """Trains a step with each of the heads; returns what happened."""
+def train(ddp_model, *steps):
+    """Trains steps, each with the heads of these numbers; returns the error, if there is one."""
     try:
-        for head in heads:
-            ddp_model(torch.ones(1, 1), head).sum().backward()
+        for numbers in steps:
+            ddp_model(torch.ones(1, 1), numbers).sum().backward()
         return "trained"
     except RuntimeError as error:
-        lines = str(error).splitlines()
-        return next((line for line in lines if "Parameters which" in line), lines[0])
+        return str(error)
 
 
 def main():
-    rank = dist.get_rank()
-    default = DistributedDataParallel(TwoHeads())
-    print(f"rank {rank}, default: {train(default, (0, 0))}")
-    print(f"rank {rank}, find unused: {train(wrap_with_changing_parts(TwoHeads()), (0, 1))}")
-    print(f"rank {rank}, static graph: {train(wrap_with_a_fixed_part(TwoHeads()), (0, 0))}")
+    error = train(DistributedDataParallel(TwoHeads()), [0], [0])
+    assert error.startswith("Expected to have finished reduction in the prior iteration")
+    assert "Parameters which did not receive grad for rank" in error
+    assert train(wrap_with_changing_parts(TwoHeads()), [0], [1], [0, 1]) == "trained"
+    assert train(wrap_with_a_fixed_part(TwoHeads()), [0], [0], [0]) == "trained"
+    newly_used = train(wrap_with_a_fixed_part(TwoHeads()), [0], [0, 1])
+    assert newly_used.startswith("Your training graph has changed in this iteration")
+    unused_now = train(wrap_with_a_fixed_part(TwoHeads()), [0, 1], [0], [0])
+    assert unused_now.startswith("Expected to have finished reduction in the prior iteration")
+    assert "not compatible with static_graph set to True" in unused_now
+    print(f"rank {dist.get_rank()}: {error.splitlines()[0]}")
 
 
 dist.set_debug_level(dist.DebugLevel.INFO)  # as TORCH_DISTRIBUTED_DEBUG=INFO does

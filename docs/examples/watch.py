@@ -1,13 +1,16 @@
 """A thread that notes every five seconds where its rank is, for who_hangs.py.
 
 torchrun --standalone --nproc-per-node 2 docs/examples/watch.py
+torchrun --standalone --nproc-per-node 2 docs/examples/watch.py SCRIPT OPTIONS...
 
-The functions are to be copied, and the call of start_watching(). nccl's entries are asked for as
-torch's sources say, because no GPU was there to run this on.
+With a script it watches that. In a script of your own copy the functions, and the call of
+start_watching(). nccl's entries are asked for as torch's sources say, because no GPU was there to
+run this on.
 """
 
 import json
 import os
+import runpy
 import sys
 import threading
 import time
@@ -53,6 +56,10 @@ def start_watching():
 
 def main():
     start_watching()
+    if sys.argv[1:]:
+        del sys.argv[0]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
     dist.init_process_group("gloo")
     total = torch.ones(1)
     dist.all_reduce(total)

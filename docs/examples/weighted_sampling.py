@@ -29,10 +29,12 @@ def main():
     torch.manual_seed(0)
     print(f"rank {rank}: mistake {list(WeightedRandomSampler(weights, 500))[:6]}")
     loaders = [make_loader(TensorDataset(labels), weights, epoch, 50) for epoch in range(2)]
-    starts = [loader.sampler[:6] for loader in loaders]
-    print(f"rank {rank}: make_loader, epoch 0 {starts[0]}, epoch 1 {starts[1]}")
+    draws = [loader.sampler for loader in loaders]
     share = torch.cat([batch for (batch,) in loaders[0]]).float().mean()
-    print(f"rank {rank}: {len(loaders[0])} batches, {100 * share:.0f} % of class 1")
+    print(f"rank {rank}: make_loader {draws[0][:6]}, {100 * share:.0f} % of class 1")
+    assert draws[0] != draws[1] and 0.4 < share < 0.6
+    whole = draw_images(weights, 0, 0, 1)  # what one process would draw
+    assert draws[0] == whole[rank :: dist.get_world_size()]
 
 
 dist.init_process_group("gloo")

@@ -26,6 +26,7 @@ def main():
             name_missing_rank(seconds=1)
         except RuntimeError as error:
             print(str(error).splitlines()[0])
+            assert "Rank 1" in str(error)
     dist.destroy_process_group()
 
 

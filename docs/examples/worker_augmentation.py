@@ -40,12 +40,16 @@ def draw(ranks=2, epochs=2, **options):
 
 
 def main():
-    names = [f"rank {rank}, epoch {epoch}" for rank in range(2) for epoch in range(2)]
     mistake, cure = draw(), draw(worker_init_fn=seed_worker)
-    for name, *shifts in zip(names, mistake, cure, strict=True):
-        print(f"{name}: copied generator {shifts[0]}, seed_worker {shifts[1]}")
+    print(f"copied generator {mistake[0]}, seed_worker {cure[0]}")
+    # A worker draws four shifts. Four rows, of two ranks and two epochs, have those of two workers.
+    workers = [
+        [tuple(row[:4]) for row in rows] + [tuple(row[4:]) for row in rows]
+        for rows in (mistake, cure)
+    ]
+    assert len(set(workers[0])) == 1 and len(set(workers[1])) == 8
     resumed = draw(ranks=1, worker_init_fn=seed_worker, persistent_workers=True)
-    print("persistent workers, second epoch as with new workers:", resumed[1] == cure[1])
+    assert resumed[1] != cure[1]  # Persistent workers are not seeded again in the second epoch.
 
 
 if __name__ == "__main__":

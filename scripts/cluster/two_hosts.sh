@@ -3,10 +3,12 @@
 # cable, 10.77.0.1 and 10.77.0.2. Takes them down at the end. Further arguments go to the script.
 #
 #   bash scripts/cluster/two_hosts.sh mnmc_ddp_tcp.py --dataset synthetic --epochs 1
-#   NPROC=1 bash scripts/cluster/two_hosts.sh mnmc_ddp_env.py --dataset synthetic
+#   NPROC=1 bash scripts/cluster/two_hosts.sh patched/zero1.py --dataset synthetic
 #
-# Needs root and Debian's package iproute2. With GPUs add --backend gloo, or for the programs of
-# scripts/measure set CUDA_VISIBLE_DEVICES="", because both hosts have the same GPUs. Settings: those of env.sh, and
+# mnmc_ddp_tcp.py and mnmc_ddp_mp.py start in their own way, and all other files by torchrun. Needs
+# root and Debian's package iproute2. With GPUs add --backend gloo, or for the programs of
+# scripts/measure set CUDA_VISIBLE_DEVICES="", because both hosts have the same GPUs.
+# Settings: those of env.sh, and
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
 #   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
@@ -23,27 +25,23 @@ fi
 RATE="${RATE:-}"
 DELAY="${DELAY:-}"
 # tc takes "100" for a hundred bits a second, and a negative rate without a word.
-if ! [[ "$RATE" =~ ^([1-9][0-9]*[kmg]bit)?$ ]]; then
-    echo "RATE=$RATE: give a number and kbit, mbit or gbit, such as RATE=100mbit" >&2
-    exit 2
-fi
-if ! [[ "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
-    echo "DELAY=$DELAY: give a number and us or ms, such as DELAY=10ms" >&2
+if ! [[ "$RATE" =~ ^([1-9][0-9]*[kmg]bit)?$ && "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
+    echo "RATE=$RATE DELAY=$DELAY: give numbers with units, such as RATE=100mbit DELAY=10ms" >&2
     exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
+script="$REPO/${1:-}"
+if [ ! -f "$script" ]; then
+    echo "usage: bash scripts/cluster/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or another script" >&2
+    exit 2
+fi
+shift
 set_threads "$((2 * NPROC))"  # because both hosts have the same cores
-# network.py, memory.py and timeline.py say in their results what the cable was.
-export CABLE="${RATE:-no limit}${DELAY:+, delay $DELAY}"
+export CABLE="${RATE:-no limit}${DELAY:+, delay $DELAY}"  # for the results of scripts/measure
 HOSTS="${HOSTS:-ddp$$}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
 # Else torchrun warns that the hosts' addresses have no names.
 export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}"
-script="${1:-}"
-shift || true
-address=10.77.0.1
-port=29500  # free for sure: the hosts are new
-commands=()
 
 # shellcheck disable=SC2317  # the trap calls it
 take_down() {
@@ -59,75 +57,12 @@ take_down() {
     done
 }
 
-set_up() {
-    ip netns add "${HOSTS}0"
-    ip netns add "${HOSTS}1"
-    ip -n "${HOSTS}0" link add eth0 type veth peer name eth0 netns "${HOSTS}1"
-    for host in 0 1; do
-        ip -n "$HOSTS$host" address add "10.77.0.$((host + 1))/24" dev eth0
-        ip -n "$HOSTS$host" link set eth0 up
-        ip -n "$HOSTS$host" link set lo up
-        # netem has a rate of its own, so that one queue is enough for both.
-        if [ -n "$DELAY" ]; then
-            slow_down "$host" netem delay "$DELAY" ${RATE:+rate "$RATE"} limit 10000
-        elif [ -n "$RATE" ]; then
-            slow_down "$host" tbf rate "$RATE" burst "$(burst)" latency 50ms
-        fi
-    done
-}
-
-# The bytes that pass at once after a pause: what the cable sends in a millisecond. With fewer than
-# 8000 bytes tc would let no large packet pass.
-burst() {
-    local bytes
-    case "$RATE" in
-        *kbit) bytes=$((${RATE%kbit} / 8)) ;;
-        *mbit) bytes=$((${RATE%mbit} * 125)) ;;
-        *gbit) bytes=$((${RATE%gbit} * 125000)) ;;
-    esac
-    echo "$((bytes > 8000 ? bytes : 8000))"
-}
-
-# slow_down N QUEUE...: what the host sends waits in this queue. One line says what tc cannot do.
+# slow_down HOST QUEUE...: what the host sends waits in this queue. One line says what tc cannot do.
 slow_down() {
-    local said
-    said="$(ip netns exec "$HOSTS$1" tc qdisc add dev eth0 root "${@:2}" 2>&1)" && return
-    echo "this kernel cannot slow the cable with $2 (RATE=$RATE DELAY=$DELAY): ${said%%$'\n'*}" >&2
+    local message
+    message="$(ip netns exec "$1" tc qdisc add dev eth0 root "${@:2}" 2>&1)" && return
+    echo "this kernel cannot slow the cable with $2 ($CABLE): ${message%%$'\n'*}" >&2
     exit 1
-}
-
-# on_host N COMMAND...: starts the command there.
-on_host() {
-    ip netns exec "$HOSTS$1" "${@:2}" &
-    commands+=("$!")
-}
-
-# start_ranks OPTIONS...: starts the script on both hosts in the way that is its lesson.
-start_ranks() {
-    for host in 0 1; do
-        case "$script" in
-            mnmc_ddp_tcp.py)
-                for ((local_rank = 0; local_rank < NPROC; local_rank++)); do
-                    on_host "$host" python "$REPO/$script" --init-method "tcp://$address:$port" \
-                        --world-size "$((2 * NPROC))" --rank "$((host * NPROC + local_rank))" \
-                        --local-rank "$local_rank" "$@"
-                done
-                ;;
-            mnmc_ddp_env.py | mnmc_ddp_slurm.py | scripts/measure/by_hand.py | scripts/measure/memory.py | \
-                scripts/measure/network.py | scripts/measure/timeline.py)
-                on_host "$host" torchrun --nnodes 2 --node-rank "$host" --master-addr "$address" \
-                    --master-port "$port" --nproc-per-node "$NPROC" "$REPO/$script" "$@"
-                ;;
-            mnmc_ddp_mp.py)
-                on_host "$host" python "$REPO/$script" --nodes 2 --node-rank "$host" \
-                    --nproc-per-node "$NPROC" --init-method "tcp://$address:$port" "$@"
-                ;;
-            *)
-                echo "usage: bash scripts/cluster/two_hosts.sh mnmc_ddp_tcp.py [OPTIONS], or env, mp, slurm" >&2
-                exit 2
-                ;;
-        esac
-    done
 }
 
 if [ -e "/run/netns/${HOSTS}0" ] || [ -e "/run/netns/${HOSTS}1" ]; then
@@ -138,8 +73,48 @@ trap take_down EXIT
 # A second signal must not stop take_down half-way: timeout sends two, and a person may, too.
 trap 'trap "" INT TERM; exit 130' INT
 trap 'trap "" INT TERM; exit 143' TERM
-set_up
-start_ranks "$@"
+ip netns add "${HOSTS}0"
+ip netns add "${HOSTS}1"
+ip -n "${HOSTS}0" link add eth0 type veth peer name eth0 netns "${HOSTS}1"
+for host in 0 1; do
+    ip -n "$HOSTS$host" address add "10.77.0.$((host + 1))/24" dev eth0
+    ip -n "$HOSTS$host" link set eth0 up
+    ip -n "$HOSTS$host" link set lo up
+    if [ -n "$DELAY" ]; then  # netem has a rate of its own, so that one queue is enough for both.
+        slow_down "$HOSTS$host" netem delay "$DELAY" ${RATE:+rate "$RATE"} limit 10000
+    elif [ -n "$RATE" ]; then
+        # A burst passes at once after a pause: what the cable sends in a millisecond, and one large
+        # packet at least, which tc would never let pass otherwise.
+        rate="${RATE//kbit/000}" && rate="${rate//mbit/000000}" && rate="${rate//gbit/000000000}"
+        burst="$((rate / 8000 > 8000 ? rate / 8000 : 8000))"
+        slow_down "$HOSTS$host" tbf rate "$RATE" burst "$burst" latency 50ms
+    fi
+done
+
+commands=()
+for host in 0 1; do
+    on_host=(ip netns exec "$HOSTS$host")
+    store=(--init-method tcp://10.77.0.1:29500)  # The port is free for sure: the hosts are new.
+    case "$script" in
+        "$REPO/mnmc_ddp_tcp.py")
+            for ((local_rank = 0; local_rank < NPROC; local_rank++)); do
+                "${on_host[@]}" python "$script" "${store[@]}" --world-size "$((2 * NPROC))" \
+                    --rank "$((host * NPROC + local_rank))" --local-rank "$local_rank" "$@" &
+                commands+=("$!")
+            done
+            ;;
+        "$REPO/mnmc_ddp_mp.py")
+            "${on_host[@]}" python "$script" "${store[@]}" --nodes 2 --node-rank "$host" \
+                --nproc-per-node "$NPROC" "$@" &
+            commands+=("$!")
+            ;;
+        *)
+            "${on_host[@]}" torchrun --nnodes 2 --node-rank "$host" --master-addr 10.77.0.1 \
+                --master-port 29500 --nproc-per-node "$NPROC" "$script" "$@" &
+            commands+=("$!")
+            ;;
+    esac
+done
 failed=0
 for pid in "${commands[@]}"; do
     wait "$pid" || failed=1  # for all: each host ends by itself when the other is gone

@@ -4,8 +4,8 @@ const names = Object.keys(data.scripts);
 const find = (id) => document.getElementById(id);
 const table = document.querySelector("#page table");
 const phone = matchMedia("(max-width: 700px)");
-let state = {}; // what the address says: left, right, mark, place, all, open (numbers of folds)
-let rows = []; // of the pair: {a, b: numbers of lines or null, equal, words, element}
+let state = {}; // what the address says: left, right, mark, all
+let rows = []; // of the pair: {a, b: numbers of lines or null, equal, words, shown, element}
 let folds = []; // the bodies of the table that can be hidden
 let differences = []; // of each, the elements of its rows
 let here = -1; // the difference that n and p have reached
@@ -16,22 +16,20 @@ function make(tag, properties, ...children) {
   return element;
 }
 
-// The address is #LEFT..RIGHT@MARK.PLACE+FOLDS. All but the pair may be missing.
+// The address is #LEFT..RIGHT@MARK+all. All but the pair may be missing.
 
 function readAddress() {
-  const form = /^#(\w+)\.\.(\w+)(?:@([1-9])(?:\.(\d))?)?(?:\+(all|[\d,]+))?$/;
-  const [, left, right, mark, place, open] = form.exec(location.hash) || [];
+  const form = /^#(\w+)\.\.(\w+)(?:@([1-9])[.\d]*)?(\+all)?/;
+  const [, left, right, mark, all] = form.exec(location.hash) || [];
   if (!names.includes(left) || !names.includes(right) || left === right) {
-    return { left: data.steps[0][0], right: data.steps[0][1], open: [] };
+    return { left: data.steps[0][0], right: data.steps[0][1] };
   }
-  const numbers = open && open !== "all" ? open.split(",").map(Number) : [];
-  return { left, right, mark, place: +place || 1, all: open === "all", open: numbers };
+  return { left, right, mark, all: Boolean(all) };
 }
 
 function writeAddress(changes) {
-  const { left, right, mark, place, all, open } = { ...state, ...changes };
-  const at = mark ? `@${mark}${place > 1 ? `.${place}` : ""}` : "";
-  return `#${left}..${right}${at}${all ? "+all" : open.length ? `+${open}` : ""}`;
+  const { left, right, mark, all } = { ...state, ...changes };
+  return `#${left}..${right}${mark ? `@${mark}` : ""}${all ? "+all" : ""}`;
 }
 
 // A link that changes a part of the address; see updateLinks.
@@ -128,55 +126,56 @@ function nameParts(first, last) {
 
 function makeFold(hidden) {
   const lines = make("tbody", {}, ...hidden.map((row) => row.element));
-  const label = `${hidden.length} equal lines: ${nameParts(hidden[0].b, hidden.at(-1).b)}`;
+  const numbers = hidden.map((row) => row.b).filter((number) => number !== null);
+  const kind = hidden.every((row) => row.equal) ? "equal lines" : "lines";
+  const inside = numbers.length ? `: ${nameParts(numbers[0], numbers.at(-1))}` : "";
   const button = make("button");
   lines.open = (wanted) => {
     lines.hidden = !wanted;
     button.ariaExpanded = String(wanted);
-    button.textContent = `${wanted ? "▾" : "▸"} ${label}`;
+    button.textContent = `${wanted ? "▾" : "▸"} ${hidden.length} ${kind}${inside}`;
   };
-  button.onclick = () => {
-    lines.open(lines.hidden);
-    keepFolds();
-  };
-  const number = folds.push(lines);
-  lines.open(Boolean(state.all || state.open.includes(number)));
+  button.onclick = () => lines.open(lines.hidden);
+  folds.push(lines);
+  lines.open(state.all);
   const cell = make("td", { colSpan: 2 }, button);
   return [make("tbody", {}, make("tr", { className: "fold" }, cell)), lines];
 }
 
-// Writes into the address which folds are open. A reader who goes back does not meet each of them.
-function keepFolds() {
-  const open = folds.map((lines, index) => (lines.hidden ? 0 : index + 1)).filter(Boolean);
-  state.all = find("all").checked = open.length === folds.length;
-  state.open = open;
-  history.replaceState(null, "", writeAddress());
-  updateLinks();
+// What is shown: of an open mark its lines alone; otherwise the differences below the imports,
+// and the lines around them.
+function chooseShown(pair) {
+  const marked = { a: linesOfMark(state.left, pair), b: linesOfMark(state.right, pair) };
+  const ends = [state.left, state.right].map((name) => data.scripts[name].parts[1][2]);
+  for (const row of rows) {
+    row.marked = marked.a.includes(row.a) || marked.b.includes(row.b);
+    row.head = (row.a ?? 0) < ends[0] && (row.b ?? 0) < ends[1];
+    row.shown = state.mark ? row.marked : !row.equal && !row.head;
+  }
+  const around = state.mark ? 0 : data.context;
+  const isNear = (_, n) => rows.slice(Math.max(0, n - around), n + around + 1).some((row) => row.shown);
+  return rows.map(isNear);
 }
 
-function openAll(wanted) {
-  for (const lines of folds) lines.open(wanted);
-  keepFolds();
-}
-
-function fillTable() {
+function fillTable(pair) {
   for (const row of rows) row.element = make("tr", {}, makeCell(row, "a"), makeCell(row, "b"));
   for (const body of [...table.tBodies]) body.remove();
   [folds, differences, here] = [[], [], -1];
+  const visible = chooseShown(pair);
+  for (const [n, row] of rows.entries()) {
+    if (row.marked) row.element.cells[row.b === null ? 0 : 1].classList.add("place");
+    if (!row.shown) continue;
+    if (!rows[n - 1]?.shown) differences.push([]);
+    differences.at(-1).push(row.element);
+  }
   for (let begin = 0, end = 0; begin < rows.length; begin = end) {
-    const { equal } = rows[begin];
-    while (rows[end]?.equal === equal) end++;
-    const elements = rows.slice(begin, end).map((row) => row.element);
-    if (!equal) differences.push(elements);
-    const first = begin === 0 ? 0 : data.context;
-    const last = elements.length - (end === rows.length ? 0 : data.context);
-    if (!equal || last - first <= 3) {
-      table.append(make("tbody", {}, ...elements));
-      continue;
+    while (end < rows.length && visible[end] === visible[begin]) end++;
+    const part = rows.slice(begin, end);
+    if (visible[begin] || part.length <= 3) {
+      table.append(make("tbody", {}, ...part.map((row) => row.element)));
+    } else {
+      table.append(...makeFold(part));
     }
-    table.append(make("tbody", {}, ...elements.slice(0, first)));
-    table.append(...makeFold(rows.slice(begin + first, begin + last)));
-    table.append(make("tbody", {}, ...elements.slice(last)));
   }
 }
 
@@ -184,71 +183,34 @@ function fillTable() {
 
 const placesOf = (name, mark) => data.scripts[name].marks.filter(([number]) => number === mark);
 
-function countPlaces(mark) {
-  return Math.max(placesOf(state.left, mark).length, placesOf(state.right, mark).length);
-}
-
-// The lines of the open mark in a script, or those that it replaces in a script without marks.
-function linesOfPlace(name, pair) {
-  const place = placesOf(name, state.mark)[state.place - 1];
-  if (place) return Array.from({ length: place[2] - place[1] }, (_, n) => place[1] + n);
-  const other = name === state.left ? state.right : state.left;
-  const wanted = placesOf(other, state.mark)[state.place - 1];
-  return pair.replaced?.[data.scripts[other].marks.indexOf(wanted)] || [];
-}
-
-function describeMark() {
-  const [title, sentences] = data.recipe[state.mark];
-  const places = countPlaces(state.mark);
-  const className = placesOf(state.left, state.mark).length ? "" : "right";
-  const text = make("p", { className }, make("b", {}, `${state.mark} ${title}. `));
-  text.insertAdjacentHTML("beforeend", `${sentences} `);
-  const next = { place: (state.place % places) + 1 };
-  if (places > 1) text.append(makeLink(`Place ${state.place} of ${places}: next`, next));
-  text.append(makeLink("Close", { mark: null }));
-  return text;
-}
-
-function describeReplaced(name, lines) {
-  if (placesOf(name, state.mark).length) return "";
-  const side = { className: name === state.right ? "right" : "" };
-  if (!lines.length) return make("p", side, `${name}.py has no such line.`);
-  const quoted = lines.map((line) => {
-    const code = make("code", {}, data.scripts[name].lines[line].trim());
-    return make("div", {}, `${line + 1} `, code);
-  });
-  return make("p", side, `In its place ${name}.py has`, ...quoted);
-}
-
-function openMark(pair) {
-  const lines = { a: linesOfPlace(state.left, pair), b: linesOfPlace(state.right, pair) };
-  for (const row of rows) {
-    for (const [index, side] of ["a", "b"].entries()) {
-      if (!lines[side].includes(row[side])) continue;
-      row.element.cells[index].classList.add("place");
-      row.element.parentNode.open?.(true);
-    }
+// The lines of the open mark in a script, or those that they replace in a script without marks.
+function linesOfMark(name, pair) {
+  const places = placesOf(name, state.mark);
+  if (places.length) {
+    return places.flatMap(([, first, end]) => Array.from({ length: end - first }, (_, n) => first + n));
   }
-  const side = placesOf(state.right, state.mark).length ? "b" : "a";
-  const { element } = rows.find((row) => row[side] === lines[side][0]);
-  const replaced = [describeReplaced(state.left, lines.a), describeReplaced(state.right, lines.b)];
-  const cell = make("td", { colSpan: 2 }, make("div", {}, describeMark(), ...replaced));
-  const note = make("tr", { className: "note" }, cell);
-  element.before(note);
+  const { marks } = data.scripts[name === state.left ? state.right : state.left];
+  return marks.flatMap(([number], n) => (number === state.mark ? (pair.replaced?.[n] ?? []) : []));
+}
+
+function openMark() {
+  const [title, sentences] = data.recipe[state.mark];
+  const text = make("p", {}, make("b", {}, `${state.mark} ${title}. `));
+  text.insertAdjacentHTML("beforeend", `${sentences} `);
+  text.append(makeLink("Show all differences", { mark: null }));
+  const note = make("tr", { className: "note" }, make("td", { colSpan: 2 }, text));
+  rows.find((row) => row.shown).element.before(note);
   reveal(note);
 }
 
-// One more click on the chip of the open mark leads to its next place, and at last closes it.
+// A click on the chip of the open mark closes it.
 function updateChips() {
   const any = [state.left, state.right].some((name) => data.scripts[name].marks.length);
   find("marks").hidden = !any;
   find("unmarked").hidden = any;
   for (const chip of find("marks").children) {
     const current = chip.mark === state.mark;
-    const place = current ? state.place + 1 : 1;
-    const places = countPlaces(chip.mark);
-    chip.changes = { mark: place > places ? null : chip.mark, place };
-    chip.querySelector("small").textContent = places > 1 ? ` ${places} places` : "";
+    chip.changes = { mark: current ? null : chip.mark };
     chip.ariaCurrent = current ? "true" : null;
   }
 }
@@ -301,12 +263,12 @@ function describePair(pair) {
 function render() {
   const { left, right } = state;
   state = readAddress();
-  state.mark = state.mark && countPlaces(state.mark) ? state.mark : null;
-  state.place = Math.min(state.place, countPlaces(state.mark));
+  const hasMark = [state.left, state.right].some((name) => placesOf(name, state.mark).length);
+  if (!hasMark) state.mark = null;
   if (location.hash) history.replaceState(null, "", writeAddress()); // What it says is what is shown.
   const pair = readPair();
   rows = readRows(pair);
-  fillTable();
+  fillTable(pair);
   for (const [index, side] of ["left", "right"].entries()) {
     find(side).value = state[side];
     table.tHead.rows[0].cells[index].textContent = `${state[side]}.py`;
@@ -316,21 +278,21 @@ function render() {
   find("where").textContent = `${differences.length} differences`;
   describePair(pair);
   updateChips();
-  if (state.mark) openMark(pair);
+  if (state.mark) openMark();
   else if (left !== state.left || right !== state.right) scrollTo({ top: 0 });
   updateLinks();
 }
 
 function choose(side, other, name) {
   const swapped = name === state[other] ? { [other]: state[side] } : {};
-  location.hash = writeAddress({ [side]: name, ...swapped, open: [] });
+  location.hash = writeAddress({ [side]: name, ...swapped });
 }
 
 function pressKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
   if (event.key === "n") stepDifference(1);
   if (event.key === "p") stepDifference(-1);
-  if (event.key === "a") openAll(folds.some((lines) => lines.hidden));
+  if (event.key === "a") location.hash = writeAddress({ all: !state.all });
   if (event.key === "Escape") location.hash = writeAddress({ mark: null });
   const chip = [...find("marks").children].find(({ mark }) => mark === event.key);
   if (chip && !find("marks").hidden) location.hash = chip.hash;
@@ -350,7 +312,7 @@ function fillBar() {
   }
   find("next").onclick = () => stepDifference(1);
   find("previous").onclick = () => stepDifference(-1);
-  find("all").onchange = ({ target }) => openAll(target.checked);
+  find("all").onchange = ({ target }) => (location.hash = writeAddress({ all: target.checked }));
 }
 
 fillBar();

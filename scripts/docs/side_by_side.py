@@ -323,58 +323,6 @@ def describe_script(name):
     }
 
 
-def show_words(line, ranges, tag):
-    """Returns a line as HTML with its changed words in an element."""
-    cuts = [0, *ranges, len(line)]
-    parts = [html.escape(line[a:b], quote=False) for a, b in zip(cuts, cuts[1:], strict=False)]
-    return "".join(f"<{tag}>{part}</{tag}>" if n % 2 else part for n, part in enumerate(parts))
-
-
-def show_row(row, a, b):
-    """Returns a row of a table as HTML, for browsers without JavaScript."""
-    kind = describe_row(row, a, b)
-    changed = kind if isinstance(kind, list) else ([], [])
-    cells = ""
-    sides = (("a", "del", "removed: ", a), ("b", "ins", "added: ", b))
-    for (side, tag, label, lines), number, ranges in zip(sides, row, changed, strict=True):
-        if number is None:
-            cells += f'<td class="{side} gap">'
-            continue
-        line = lines[number]
-        deep = len(line) - len(line.lstrip())
-        style = f"{side} {tag}" if kind != "=" else side
-        spoken = f'<span class="unseen">{label}</span>' if kind != "=" else ""
-        code = f'<code style="--deep:{deep}">{show_words(line, ranges, tag)}</code>'
-        cells += f'<td class="{style}" data-n="{number + 1}">{spoken}{code}'
-    return f"<tr>{cells}"
-
-
-def show_step(before, after, sentence):
-    """Returns the table of a step as HTML, with equal stretches as one line."""
-    a, b = (read_source(name).splitlines() for name in (before, after))
-    rows = align(a, b)
-    changed = [n for n, row in enumerate(rows) if describe_row(row, a, b) != "="]
-    near = {m for n in changed for m in range(n - CONTEXT, n + CONTEXT + 1)}
-    parts = find_parts("\n".join(b))
-    shown = ""
-    for open_, group in itertools.groupby(range(len(rows)), near.__contains__):
-        numbers = list(group)
-        if open_ or len(numbers) <= CONTEXT:
-            shown += "\n".join(show_row(rows[n], a, b) for n in numbers) + "\n"
-        else:
-            begin, end = (rows[n][1] for n in (numbers[0], numbers[-1]))
-            inside = [name for name, first, last in parts if first <= end and last > begin]
-            label = f"{len(numbers)} equal lines: {', '.join(inside)}"
-            shown += f'<tr><td class="fold" colspan="2">{label}\n'
-    heads = "".join(
-        f'<th scope="col"><a href="../{name}.py">{name}.py</a>' for name in (before, after)
-    )
-    return (
-        f'<section id="{before}..{after}"><h2>{before}.py to {after}.py</h2><p>{sentence}</p>\n'
-        f"<table><thead><tr>{heads}</thead><tbody>\n{shown}</tbody></table></section>"
-    )
-
-
 def show_door(before, after, names):
     """Returns the link to a step as HTML."""
     numbers = f"{names.index(before) + 1} → {names.index(after) + 1}"
@@ -406,20 +354,19 @@ def build_page():
         "style": (HERE / "side_by_side.css").read_text(),
         "script": (HERE / "side_by_side.js").read_text(),
         "doors": "\n".join(show_door(*step[:2], names) for step in steps),
-        "tables": "\n".join(show_step(*step) for step in steps),
         # A "<" could end the element that holds the data.
         "data": data.replace("<", "\\u003c"),
     }
     template = (HERE / "side_by_side.template.html").read_text()
-    return re.sub(r"{(style|script|doors|tables|data)}", lambda key: parts[key[1]], template)
+    return re.sub(r"{(style|script|doors|data)}", lambda key: parts[key[1]], template)
 
 
 def make_picture():
     """Makes the README's picture of the page with Chromium, in few colours to keep it small."""
-    from PIL import Image  # comes with matplotlib
+    from PIL import Image  # comes with torchvision
 
     with open_browser() as browser:
-        set_screen(browser, 1440, 760)
+        set_screen(browser, 1440, 600)
         browser.get(f"{PAGE.as_uri()}{PICTURED}")
         picture = Image.open(io.BytesIO(browser.get_screenshot_as_png()))
     picture.convert("RGB").quantize(64).save(PICTURE, optimize=True)

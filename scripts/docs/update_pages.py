@@ -4,7 +4,7 @@
     python scripts/docs/update_pages.py --run           # runs all examples before
     python scripts/docs/update_pages.py --run ring_all_reduce.py ...      # runs these examples
 
-The pages are README.md, docs/*.md and tests/README.md. No program stands in a page alone. A comment
+The pages are README.md and docs/*.md. No program stands in a page alone. A comment
 above a fenced block says where the block comes from:
 
     <!-- show FILE NAME... -->     these functions or classes of a file
@@ -22,7 +22,8 @@ above a fenced block says where the block comes from:
     <!-- not run: REASON -->       shell commands or output that cannot be made here
 
 An example's docstring has the command that starts it. In `printed by scripts/who_hangs.py NAME...`,
-where NAME is a patch, the line numbers of the patched script are kept up to date.
+where NAME is a patch, the line numbers of the patched script are kept up to date. What is not found
+in its file is an error that names the page and the line: nothing stale is kept.
 """
 
 import argparse
@@ -41,7 +42,7 @@ import patches
 
 REPO = Path(__file__).resolve().parents[2]
 README = REPO / "README.md"
-PAGES = [README, *sorted((REPO / "docs").glob("*.md")), REPO / "tests" / "README.md"]
+PAGES = [README, *sorted((REPO / "docs").glob("*.md"))]
 EXAMPLES = sorted((REPO / "docs" / "examples").glob("*.py"))
 FENCE = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
@@ -91,28 +92,26 @@ def show(file, *names):
     return "\n\n\n".join(parts) + "\n"
 
 
-def find_line(line, lines):
-    """Returns the index of a line, or of the one that it has probably become; None if unsure."""
-    code = line.partition("#")[0].strip()
-    if code:  # Only the comment behind it may have changed.
-        same = [n for n, other in enumerate(lines) if other.partition("#")[0].strip() == code]
-    else:
-        similar = difflib.get_close_matches(line, lines, n=1, cutoff=0.5)
-        same = [n for n, other in enumerate(lines) if other in similar]
-    return same[0] if len(same) == 1 else None
+def strip_comment(line):
+    """Returns a line's code without the comment behind it; a comment alone stays as it is."""
+    return line.partition("  #")[0].strip()
 
 
 def excerpt(code, file):
-    """Returns the lines of a file between the first and the last line of code; code if unsure."""
-    shown = [line.strip() for line in code.strip().splitlines()]
+    """Returns the lines of a file from the first line of code to the last, found without comments.
+
+    Raises LookupError where one of them is not in the file, or the first is there twice.
+    """
+    shown = [strip_comment(line) for line in code.strip().splitlines()]
+    first, last = shown[0], shown[-1]
     lines = (REPO / file).read_text().splitlines()
-    bare = [line.strip() for line in lines]
-    first = find_line(shown[0], bare)
-    rest = bare[first:]
-    last = rest.index(shown[-1]) if shown[-1] in rest else find_line(shown[-1], rest)
-    if first is None or last is None:
-        return code
-    return textwrap.dedent("\n".join(lines[first : first + last + 1])) + "\n"
+    bare = [strip_comment(line) for line in lines]
+    if bare.count(first) != 1:
+        raise LookupError(f"{file} has {bare.count(first)} lines `{first}`")
+    start = bare.index(first)
+    if last not in bare[start:]:
+        raise LookupError(f"{file} has no line `{last}` below `{first}`")
+    return textwrap.dedent("\n".join(lines[start : bare.index(last, start) + 1])) + "\n"
 
 
 def read_body(script, imports=False):
@@ -180,13 +179,13 @@ def renumber(printed, names):
     """Returns what who_hangs.py prints of a patched script, with the line numbers of today."""
     with tempfile.TemporaryDirectory() as folder:
         text = patches.write_patched(names, folder).read_text()
-    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    lines = [strip_comment(line) for line in text.splitlines()]
 
     def find_nearest(match):
         name, old, statement = match.groups()
         numbers = [number for number, line in enumerate(lines, 1) if line == statement]
         if not numbers:
-            return match[0]
+            raise LookupError(f"{names[-1]}.py has no line `{statement}`: run the program again")
         return f"{name}:{min(numbers, key=lambda number: abs(number - int(old)))}: {statement}"
 
     return re.sub(rf"({names[-1]}\.py):(\d+): (.+)", find_nearest, printed)
@@ -215,11 +214,18 @@ def make(block):
 
 
 def update(text):
-    """Returns a page's text with its blocks made new."""
+    """Returns (a page's text with its blocks made new, errors as "LINE: what is not found")."""
+    errors = []
     for block in reversed(read_blocks(text)):
         if block.mark:
-            text = text[: block.start] + make(block) + text[block.end :]
-    return text
+            try:
+                made = make(block)
+            except (LookupError, OSError, RuntimeError, ValueError) as error:
+                line = text[: block.start].count("\n")
+                errors.append(f"{line}: <!-- {block.mark} -->: {error}")
+                continue
+            text = text[: block.start] + made + text[block.end :]
+    return text, errors
 
 
 def main():
@@ -232,8 +238,14 @@ def main():
         for path in EXAMPLES:
             if printed_file(path).exists() if args.run == [] else path.name in args.run:
                 printed_file(path).write_text(run_example(path))
+    failed = False
     for page in PAGES:
-        page.write_text(update(page.read_text()))
+        text, errors = update(page.read_text())
+        page.write_text(text)
+        for error in errors:
+            failed = True
+            print(f"{page.relative_to(REPO)}:{error}")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

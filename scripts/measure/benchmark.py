@@ -1,22 +1,20 @@
-"""How fast the scripts train, against the bare arithmetic and against the usual pipeline.
+"""How fast the scripts train, against the bare arithmetic, a textbook's loop, and without DDP.
 
-Without options, the ConvNet on MNIST's images, 64 and 256 at a time, in 1 and 2 processes:
+    bash scripts/measure/scaling.sh   # with the launchers' settings, and more processes
+    python scripts/measure/benchmark.py --dataset cifar10 --batch-size 256 --world-size 1 2 4
 
-    bash scripts/measure/scaling.sh   # with the launchers' environment, and more processes
-    python scripts/measure/benchmark.py --dataset cifar10 --batch-size 256 --json cifar10.json
+Each number of processes is measured with each batch size:
 
-What is measured, in W processes at a time:
+    bare      forward, backward and step on one batch that stays on the device
+    ours      snsc.py's train_one_epoch, in processes that do not communicate
+    ddp       mnmc_ddp_env.py's train_one_epoch, its model wrapped as the script wraps it
+    textbook  a PIL image at a time, ToTensor, Normalize, an .item() in each step, the default
+              memory format, and DDP with its defaults where there are several processes
+    input     the batches of ours, without training
 
-    bare      forward, backward and step on one resident batch: no data, no metrics
-    ours      snsc.py's train_one_epoch; for W > 1, in W processes that do not communicate
-    ours_ddp  mnmc_ddp_env.py's train_one_epoch, its model wrapped as the script wraps it
-    textbook  a PIL image at a time, ToTensor, Normalize, default collate, .item() at every step,
-              default memory format, default DistributedDataParallel (for W = 1 none)
-    input     ours without the training: only the batches
-
-They take turns, --repeats times, so that a machine that slows down slows them all. The table has
-the medians in images/s of all processes together, and rank 0's peak memory in MiB: on its GPU what
-torch's tensors took, on a CPU all that the process took.
+The variants take turns, --repeats times, so that a machine that slows down slows them all. The
+table has medians in images/s of all processes together, ratios of them, the milliseconds of a step
+of ddp, and rank 0's peak memory in MiB. Without data it uses noise of the same shape.
 """
 
 import argparse
@@ -31,20 +29,18 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-# Before torch: one thread a process, so that W processes have W times the cores of one.
+# Before torch: one thread a process, so that N processes use N times the cores of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
 import common
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
 import torch.nn.functional as F
-from PIL import Image
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision import transforms
-from tqdm import tqdm
+from torchvision.transforms.functional import to_pil_image
 
 import mnmc_ddp_env
 import snsc
@@ -53,54 +49,49 @@ REPO = Path(snsc.__file__).parent
 
 
 def load_images(dataset, data_root, count):
-    """Returns count training images and labels as a data set; noise where there are none."""
+    """Returns a data set of count training images, or of noise where there are no files."""
     file, shape = {
         "mnist": ("MNIST/raw/train-images-idx3-ubyte", (1, 28, 28)),
         "cifar10": ("cifar-10-batches-py/data_batch_1", (3, 32, 32)),
     }[dataset]
-    if (data_root / file).exists():  # A failed download can leave an empty folder.
-        train_set = snsc.load_split(dataset, data_root, train=True)
-        return TensorDataset(*train_set[:count])
+    if (data_root / file).exists():
+        return Subset(snsc.load_split(dataset, data_root, train=True), range(count))
     noise = torch.randint(256, (count, *shape), dtype=torch.uint8)
     return TensorDataset(noise, torch.randint(10, (count,)))
 
 
 class PilImages(Dataset):
-    """The images as the usual pipeline reads them, one at a time: (float (C, H, W), label)."""
+    """The images as a textbook reads them, one at a time: (float tensor (C, H, W), label)."""
 
-    def __init__(self, images, labels):
-        augmentation = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+    def __init__(self, data):
+        self.images = [to_pil_image(image) for image, _ in data]
+        self.labels = [int(label) for _, label in data]
+        mirror = [transforms.RandomHorizontalFlip()] if self.images[0].mode == "RGB" else []
         self.transform = transforms.Compose(
-            (augmentation if images.shape[1] == 3 else [])
-            + [transforms.ToTensor(), transforms.Normalize(0.5, 0.5)]
+            [*mirror, transforms.ToTensor(), transforms.Normalize(0.5, 0.5)]
         )
-        self.images = images.permute(0, 2, 3, 1).squeeze(3).numpy()
-        self.labels = labels.tolist()
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, index):
-        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+        return self.transform(self.images[index]), self.labels[index]
 
 
 def prepare(variant, data, args, device):
     """Returns what a variant trains with: its model, optimizer and loader."""
-    memory_format = torch.contiguous_format if variant == "textbook" else torch.channels_last
-    model = snsc.build_model(args.dataset).to(device, memory_format=memory_format)
-    if variant == "ours_ddp":
+    layout = torch.contiguous_format if variant == "textbook" else torch.channels_last
+    model = snsc.build_model(args.dataset).to(device, memory_format=layout)
+    if variant == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     elif variant == "textbook" and dist.get_world_size() > 1:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    if variant == "textbook":
-        loader = DataLoader(PilImages(*data.tensors), args.batch_size, shuffle=True)
-    else:
-        batches = BatchSampler(RandomSampler(data), args.batch_size, drop_last=False)
-        pin = device.type == "cuda"
-        loader = DataLoader(data, sampler=batches, batch_size=None, pin_memory=pin)
+    data = PilImages(data) if variant == "textbook" else data
+    pin = device.type == "cuda" and variant != "textbook"
+    loader = DataLoader(data, args.batch_size, shuffle=True, pin_memory=pin)
     return SimpleNamespace(
         model=model, optimizer=optimizer, loader=loader, args=args, device=device
     )
@@ -117,22 +108,23 @@ def step(setup, images, labels):
     return loss, logits
 
 
-def bare(setup):
+def run_bare(setup):
     images, labels = (tensor.to(setup.device) for tensor in next(iter(setup.loader)))
-    images = (images.float() / 127.5 - 1).to(memory_format=torch.channels_last)
+    images = images.to(torch.float32, memory_format=torch.channels_last) / 127.5 - 1
     for _ in range(len(setup.loader)):
         step(setup, images, labels)
 
 
-def ours(setup):
-    snsc.train_one_epoch(**vars(setup), epoch=0)
+def run_ours(setup):
+    snsc.train_one_epoch(setup.model, setup.loader, setup.optimizer, 0, setup.args, setup.device)
 
 
-def ours_ddp(setup):
-    mnmc_ddp_env.train_one_epoch(**vars(setup), epoch=0)
+def run_ddp(setup):
+    train = mnmc_ddp_env.train_one_epoch
+    train(setup.model, setup.loader, setup.optimizer, 0, setup.args, setup.device)
 
 
-def textbook(setup):
+def run_textbook(setup):
     loss_sum = correct = 0
     for images, labels in setup.loader:
         images, labels = images.to(setup.device), labels.to(setup.device)
@@ -141,58 +133,44 @@ def textbook(setup):
         correct += (logits.argmax(1) == labels).sum().item()
 
 
-def read_input(setup):
+def run_input(setup):
     for images, labels in setup.loader:
         images.to(setup.device, non_blocking=True)
         labels.to(setup.device, non_blocking=True)
 
 
 VARIANTS = {
-    "bare": bare,
-    "ours": ours,
-    "ours_ddp": ours_ddp,
-    "textbook": textbook,
-    "input": read_input,
+    "bare": run_bare,
+    "ours": run_ours,
+    "ddp": run_ddp,
+    "textbook": run_textbook,
+    "input": run_input,
 }
 
 
 def worker(rank, args, folder):
-    """One process of a world: joins it, measures, and leaves."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", rank)
+    """One of the processes: joins the others, measures, and leaves."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
         torch.cuda.set_device(device)
-    join(rank, args.world_size, f"file://{folder}/meeting-point", device)
-    measure(rank, args, folder, device)
-    dist.destroy_process_group()  # measure() has returned, and the DDP model with it
-
-
-def join(rank, world_size, address, device):
-    """Joins the process group as the scripts do."""
-    on_gpu = device.type == "cuda"
     dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",
-        init_method=address,
+        init_method=f"file://{folder}/meeting-point",
         rank=rank,
-        world_size=world_size,
+        world_size=args.world_size,
         device_id=device if on_gpu else None,
     )
-
-
-def measure_peak(device):
-    """Returns the most memory in MiB that this process has had: on its GPU, or of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    measure(rank, args, folder, device)
+    dist.destroy_process_group()  # measure() has returned, and the DDP models with it.
 
 
 def measure(rank, args, folder, device):
-    """Runs every variant in turn, and again and again; rank 0 writes the seconds into folder."""
+    """Runs all variants in turn, again and again; rank 0 writes the seconds into the folder."""
     data = load_images(args.dataset, args.data_root, args.images)
     setups = {variant: prepare(variant, data, args, device) for variant in args.variants}
     seconds = {variant: [] for variant in args.variants}
-    label = f"{args.dataset}, batch {args.batch_size}, {args.world_size} processes"
-    for repeat in tqdm(range(args.repeats + 1), label, leave=False, disable=rank > 0 or None):
+    for repeat in range(args.repeats + 1):
         for variant, setup in setups.items():
             dist.barrier()
             started = time.perf_counter()
@@ -201,37 +179,28 @@ def measure(rank, args, folder, device):
                 torch.cuda.synchronize()
             took = torch.tensor(time.perf_counter() - started, device=device)
             dist.all_reduce(took)
-            if repeat > 0:  # the first one warms up
+            if repeat > 0:  # The first turn warms up.
                 seconds[variant].append(took.item() / args.world_size)
     if rank == 0:
-        result = {"seconds": seconds, "MiB": measure_peak(device)}
-        (folder / "result.json").write_text(json.dumps(result))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        if device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(device) / 2**20
+        (folder / "result.json").write_text(json.dumps([seconds, round(peak)]))
 
 
-def run_world(args):
-    """Measures args' combination; returns its row of the table, names to figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(worker, (args, Path(folder)), nprocs=args.world_size)
-        result = json.loads((Path(folder) / "result.json").read_text())
+def make_row(args, seconds, peak):
+    """Returns the row of the table for one number of processes and one batch size."""
     images = args.world_size * args.images
-    medians = {name: statistics.median(seconds) for name, seconds in result["seconds"].items()}
-    row = {"dataset": args.dataset, "batch": args.batch_size, "W": args.world_size}
-    row |= {name: round(images / seconds) for name, seconds in medians.items()}
-    speed = SimpleNamespace(**dict.fromkeys(VARIANTS, float("nan")) | row)
-    ratios = {
-        "ours/bare": speed.ours / speed.bare,
-        "ddp/ours": speed.ours_ddp / speed.ours,
-        "ours/textbook": (speed.ours if args.world_size == 1 else speed.ours_ddp) / speed.textbook,
-        "input/ours": speed.ours / speed.input,
-    }
-    # Those of variants that were not measured are NaN, the only number that is not itself.
-    row |= {name: round(ratio, 3) for name, ratio in ratios.items() if ratio == ratio}
-    if "ours_ddp" in medians:
-        row["ms/step"] = round(1000 * medians["ours_ddp"] * args.batch_size / args.images, 1)
-    row["MiB"] = round(result["MiB"])
-    # Of each turn, for the chart. The table has their medians.
-    turns = {name: [round(images / s) for s in took] for name, took in result["seconds"].items()}
-    return row | {"turns": turns}
+    speed = {name: images / statistics.median(turns) for name, turns in seconds.items()}
+    row = {"data": args.dataset, "batch": args.batch_size, "processes": args.world_size}
+    row |= {name: round(value) for name, value in speed.items()}
+    for pair in ("ours/bare", "ddp/ours", "ddp/textbook", "ours/input"):
+        above, below = pair.split("/")
+        if above in speed and below in speed:
+            row[pair] = f"{speed[above] / speed[below]:.3f}"
+    if "ddp" in speed:
+        row["ms/step"] = f"{1000 * args.world_size * args.batch_size / speed['ddp']:.1f}"
+    return row | {"MiB": peak}
 
 
 def parse_args():
@@ -243,12 +212,11 @@ def parse_args():
     add("--dataset", nargs="+", choices=("mnist", "cifar10"), default=["mnist"])
     add("--data-root", type=Path, default=REPO / "data", help="default: the repository's data")
     add("--batch-size", nargs="+", type=int, default=[64, 256], help="default: 64 256")
-    add("--world-size", nargs="+", type=int, help="default: 1 and 2, with one GPU 1")
+    add("--world-size", nargs="+", type=int, help="default: 1 2, with one GPU 1")
     add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
     add("--images", type=int, default=5120, help="of a turn, in each process; default: 5120")
-    add("--repeats", type=int, default=7, help="turns of each variant; default: 7")
+    add("--repeats", type=int, default=5, help="turns of each variant; default: 5")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--json", type=Path, metavar="FILE", help="add the rows to this file")
     args = parser.parse_args()
     gpus = torch.cuda.device_count()
     args.world_size = args.world_size or ([1] if gpus == 1 else [1, 2])
@@ -262,15 +230,15 @@ def parse_args():
 def main():
     args = parse_args()
     rows = []
-    for dataset, batch_size, world_size in itertools.product(
-        args.dataset, args.batch_size, args.world_size
-    ):
-        setting = {"dataset": dataset, "batch_size": batch_size, "world_size": world_size}
-        # What train_one_epoch reads, too; the rate stays near its peak.
-        setting |= {"lr": 0.01, "epochs": 5}
-        rows.append(run_world(argparse.Namespace(**vars(args) | setting)))
-    if args.json:
-        common.add_rows(args.json, rows, ("dataset", "batch", "W"))
+    for combination in itertools.product(args.dataset, args.batch_size, args.world_size):
+        setting = dict(zip(("dataset", "batch_size", "world_size"), combination, strict=True))
+        # train_one_epoch reads lr and epochs; the rate stays near its peak.
+        setting = argparse.Namespace(**vars(args) | setting, lr=0.01, epochs=5)
+        with tempfile.TemporaryDirectory() as folder:
+            processes = setting.world_size
+            torch.multiprocessing.spawn(worker, (setting, Path(folder)), nprocs=processes)
+            rows.append(make_row(setting, *json.loads(Path(folder, "result.json").read_text())))
+    print(f"{common.describe_machine()}, {args.images} images a turn, {args.repeats} turns\n")
     common.print_table(rows)
 
 

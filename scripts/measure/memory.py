@@ -3,9 +3,8 @@
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 scripts/measure/memory.py
     NPROC=1 RATE=100mbit bash scripts/cluster/two_hosts.sh scripts/measure/memory.py --steps 3
 
-The versions are mnmc_ddp_env.py as it is, and with each patch of docs/beyond_ddp.md. They train
-ResNet-18 on noise of CIFAR-10's shape. They take turns, so that a machine that slows down slows
-them all. A turn is an epoch that warms up, and a second one that counts.
+The versions wrap ResNet-18 as mnmc_ddp_env.py and the patches of docs/beyond_ddp.md do, and train
+it on noise of CIFAR-10's shape. They take turns, so that a machine that slows down slows them all.
 
 The table has, in MB, what the rank with the most keeps after a step, and what a formula says. Then
 the median, lowest and highest milliseconds of a step, and how many MB a rank sends in a step. The
@@ -15,16 +14,66 @@ last number comes from the kernel: it counts all that this host sends, its other
 import argparse
 import os
 import statistics
-from pathlib import Path
+import time
 
 import common
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torchvision import models
 
-VERSIONS = {"ZeRO-1": "zero1", "FSDP2": "fsdp2"}  # and DDP, which needs no patch
-PARTS = ("weights", "gradients", "optimizer")
-COLUMNS = (*PARTS, "all", "formula", "ms", "lowest", "highest", "sent", "version")  # printed
+SGD = {"lr": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+WARM_UP = 2  # In the second step DDP makes its final buckets.
+
+
+class Version:
+    """ResNet-18, wrapped in one of the ways, its optimizer and a batch."""
+
+    def __init__(self, name, batch_size):
+        torch.manual_seed(0)
+        self.name, self.model = name, models.resnet18(num_classes=10)
+        if name == "FSDP2":
+            shard(self.model)
+        else:
+            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        parameters = self.model.parameters()
+        if name == "ZeRO-1":
+            self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, **SGD)
+        else:
+            self.optimizer = torch.optim.SGD(parameters, **SGD)
+        self.images = torch.randn(batch_size, 3, 32, 32)
+        self.labels = torch.randint(10, (batch_size,))
+
+    def train(self, steps):
+        """Trains for some steps, and keeps the gradients of the last one."""
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            F.cross_entropy(self.model(self.images), self.labels).backward()
+            self.optimizer.step()
+
+    def count_kept_bytes(self):
+        """Returns this rank's bytes of weights, of gradients, and of optimizer state."""
+        optimizer = getattr(self.optimizer, "optim", self.optimizer)  # the one inside ZeRO's
+        rows = optimizer.state.values()
+        state = [value for row in rows for value in row.values() if torch.is_tensor(value)]
+        parameters = list(self.model.parameters())
+        return count_bytes(parameters), count_bytes(p.grad for p in parameters), count_bytes(state)
+
+
+def shard(model):
+    """Shards a ResNet, each of its blocks by itself."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    blocks = [m for m in model.modules() if isinstance(m, models.resnet.BasicBlock)]
+    for module in [*blocks, model]:
+        fully_shard(module, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # right on torch 2.8, too
 
 
 def count_bytes(tensors):
@@ -33,40 +82,37 @@ def count_bytes(tensors):
     return sum(tensor.nbytes for tensor in local)
 
 
-def count_kept_bytes(model, optimizer):
-    """Returns this rank's bytes of weights, of gradients, and of optimizer state."""
-    optimizer = getattr(optimizer, "optim", optimizer)  # the one inside ZeroRedundancyOptimizer
-    rows = optimizer.state.values()
-    state = [value for row in rows for value in row.values() if torch.is_tensor(value)]
-    parameters = list(model.parameters())
-    return count_bytes(parameters), count_bytes(p.grad for p in parameters), count_bytes(state)
-
-
-def predict_bytes(version, weights, world_size):
+def predict_bytes(name, weights, world_size):
     """Returns what a rank should keep; gradients and momentum are as large as the weights."""
     predicted = {"ZeRO-1": 2 * weights + weights / world_size, "FSDP2": 3 * weights / world_size}
-    return predicted.get(version, 3 * weights)
+    return predicted.get(name, 3 * weights)
 
 
-def find_most(turn, device):
-    """Returns (ms, bytes sent, bytes kept of each kind) of the rank that has the most of it."""
-    milliseconds, sent, kept = turn
-    most = torch.tensor([milliseconds, sent, *kept], device=device)
+def measure(version, steps):
+    """Returns a turn's ms and MB sent of a step, and the MB kept, of the rank that has the most."""
+    dist.barrier()
+    sent, started = common.count_sent_bytes(), time.perf_counter()
+    version.train(steps)
+    dist.barrier()
+    seconds, sent = time.perf_counter() - started, common.count_sent_bytes() - sent
+    sent /= int(os.environ["LOCAL_WORLD_SIZE"])
+    kept = [size / 1e6 for size in version.count_kept_bytes()]
+    most = torch.tensor([1000 * seconds / steps, sent / 1e6 / steps, *kept], dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return most.tolist()
 
 
-def make_row(version, turns, weights):
-    """Returns a row of the table: MB that a rank keeps, ms of a step, and MB sent in a step."""
+def make_row(version, turns):
+    """Returns a version's row of the table."""
     times, sent, *kept = zip(*turns, strict=True)
-    parts = {name: round(values[0] / 1e6, 1) for name, values in zip(PARTS, kept, strict=True)}
-    whole = sum(values[0] for values in kept)
-    row = {"processes": dist.get_world_size(), "network": os.environ.get("CABLE", "one host")}
-    row |= {"version": version} | parts | {"all": round(whole / 1e6, 1)}
-    row["formula"] = round(predict_bytes(version, weights, dist.get_world_size()) / 1e6, 1)
-    row |= {"ms": round(statistics.median(times))}
-    row |= {"lowest": round(min(times)), "highest": round(max(times))}
-    return row | {"sent": round(statistics.median(sent) / 1e6, 1)}
+    parts = [sizes[0] for sizes in kept]
+    weights = sum(p.numel() * p.element_size() for p in version.model.parameters()) / 1e6
+    row = dict(zip(("weights", "gradients", "optimizer"), parts, strict=True))
+    row |= {"all": sum(parts)}
+    row |= {"formula": predict_bytes(version.name, weights, dist.get_world_size())}
+    row |= {"ms": statistics.median(times), "lowest": min(times), "highest": max(times)}
+    row |= {"sent": statistics.median(sent)}
+    return {"version": version.name} | {name: f"{value:.1f}" for name, value in row.items()}
 
 
 def parse_args():
@@ -75,42 +121,35 @@ def parse_args():
     )
     add = parser.add_argument
     add("--batch-size", type=int, default=32, help="in each process; default: 32")
-    add("--steps", type=int, default=5, help="of an epoch; default: 5")
+    add("--steps", type=int, default=5, help="of a turn; default: 5")
     add("--repeats", type=int, default=3, help="turns of each version; default: 3")
-    add("--json", type=Path, metavar="FILE", help="add the rows to this file")
     args = parser.parse_args()
     if min(args.batch_size, args.steps, args.repeats) < 1:
         parser.error("all numbers must be above 0")
-    common.check_file(args.json)
     return args
 
 
-def measure_versions(versions, args):
-    """Returns the turns of each version: the ms, bytes sent and bytes kept of each turn."""
-    argv = ["--dataset", "cifar10", "--epochs", 2, "--batch-size", args.batch_size]
-    options = common.read_options(versions["DDP"], *argv)
-    local_rank, device = versions["DDP"].setup_distributed(options)
-    turns = {name: [] for name in versions}
+def compare(args):
+    """Measures the versions in turns; returns the rows of the table."""
+    versions = [Version(name, args.batch_size) for name in ("DDP", "ZeRO-1", "FSDP2")]
+    for version in versions:
+        version.train(WARM_UP)
+    turns = [[] for _ in versions]
     for _ in range(args.repeats):
-        for name, module in versions.items():
-            turn = common.take_turn(
-                module, options, local_rank, device, args.steps, count_kept_bytes
-            )
-            turns[name].append(find_most(turn, device))
-    return turns
+        for version, measured in zip(versions, turns, strict=True):
+            measured.append(measure(version, args.steps))
+    return [make_row(version, values) for version, values in zip(versions, turns, strict=True)]
 
 
 def main():
     args = parse_args()
-    versions = common.load_versions(VERSIONS)
-    turns = measure_versions(versions, args)
+    dist.init_process_group("gloo")
+    rows = compare(args)  # It has returned, and the models are gone.
     if dist.get_rank() == 0:
-        weights = count_bytes(versions["DDP"].build_model("cifar10").parameters())
-        rows = [make_row(name, values, weights) for name, values in turns.items()]
-        print("MB of a rank, ms of a step (median, lowest, highest), MB sent in a step")
-        common.print_table([{name: row[name] for name in COLUMNS} for row in rows])
-        if args.json:
-            common.add_rows(args.json, rows, ("processes", "network", "version"))
+        network = os.environ.get("CABLE", "one host")  # two_hosts.sh says how fast its cable is.
+        print(f"{dist.get_world_size()} processes, {network}, {common.describe_machine()}")
+        print("MB of a rank, ms of a step (median, lowest, highest), MB sent in a step\n")
+        common.print_table(rows)
     dist.destroy_process_group()
 
 

@@ -2,8 +2,9 @@
 
     NPROC=1 RATE=100mbit bash scripts/cluster/two_hosts.sh scripts/measure/network.py
     bash scripts/measure/network.sh                    # at three speeds, one after the other
+    torchrun --nnodes 2 … scripts/measure/network.py   # on two machines of your own, with gloo
 
-Two ranks on two hosts train on noise. A step is forward and backward of one batch. The variants:
+The ranks train on noise, on their CPUs. A step is forward and backward of one batch. The variants:
 
     no communication  the bare model on each rank: what a step computes
     DDP               DistributedDataParallel as the scripts use it
@@ -15,8 +16,8 @@ Two ranks on two hosts train on noise. A step is forward and backward of one bat
     no overlap        the bare model, and one all-reduce after each backward
 
 They take turns, so that a machine that slows down slows them all. The table has the median, lowest
-and highest milliseconds of a step, and the megabytes that rank 0's host sent in a step. The kernel
-counts them, headers and acknowledgements included.
+and highest milliseconds of a step, and the megabytes that the host of rank 0 sent in a step. The
+kernel counts these: headers, acknowledgements and other programs included.
 """
 
 import argparse
@@ -32,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the script
 import common
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # as in the scripts: before the process group, for a clean exit
 import torch.nn.functional as F
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -41,11 +41,9 @@ from torchvision import models
 
 import mnmc_ddp_env
 
-KEYS = ("model", "batch_size", "network", "variant")  # What tells rows apart.
-SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # two_hosts.sh calls its cable eth0.
 MODELS = {
     "resnet18": (models.resnet18, (3, 32, 32)),  # ImageNet's 1000 classes: 46.8 MB of gradients
-    "convnet": (mnmc_ddp_env.ConvNet, (1, 28, 28)),
+    "convnet": (mnmc_ddp_env.ConvNet, (1, 28, 28)),  # the scripts' own: 0.1 MB
 }
 BUCKETS = {"bucket_cap_mb 1": 1, "bucket_cap_mb 25": 25, "bucket_cap_mb 1000": 1000}
 VARIANTS = ["no communication", "DDP", "bf16 hook", "PowerSGD", "no_sync over 4", "batch times 4"]
@@ -58,8 +56,8 @@ WARM_UP = 3
 class Variant:
     """A model that is trained in one of the ways."""
 
-    def __init__(self, name, model, args):
-        build, shape = MODELS[model]
+    def __init__(self, name, args):
+        build, shape = MODELS[args.model]
         torch.manual_seed(0)
         self.name, self.steps_done = name, 0
         self.model = build().to(memory_format=torch.channels_last)
@@ -81,7 +79,7 @@ class Variant:
         if name == "bf16 hook":
             self.model.register_comm_hook(None, bf16_compress_hook)
         if name == "PowerSGD":
-            state = PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=2)
+            state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
             self.model.register_comm_hook(state, powerSGD_hook)
 
     def run(self, steps):
@@ -111,50 +109,31 @@ def average_gradients(model):
 def measure(variant, steps):
     """Returns (milliseconds, megabytes sent by this host) of a step."""
     dist.barrier()
-    sent, started = int(SENT.read_text()), time.perf_counter()
+    sent, started = common.count_sent_bytes(), time.perf_counter()
     variant.run(steps)
     dist.barrier()  # The slower rank ends the turn.
-    seconds, sent = time.perf_counter() - started, int(SENT.read_text()) - sent
+    seconds, sent = time.perf_counter() - started, common.count_sent_bytes() - sent
     return 1000 * seconds / steps, sent / 1e6 / steps
 
 
-def compare(model, args):
-    """Measures all variants of a model in turns; returns them as rows."""
-    variants = [Variant(name, model, args) for name in args.variants]
+def compare(args):
+    """Measures all variants in turns; returns the rows of the table."""
+    variants = [Variant(name, args) for name in args.variants]
     for variant in variants:
         variant.run(WARM_UP * variant.period)
     turns = {name: [] for name in args.variants}
     for _ in range(args.repeats):
         for variant in variants:
             turns[variant.name].append(measure(variant, args.steps))
+    columns = {name: list(zip(*values, strict=True)) for name, values in turns.items()}
+    ddp = statistics.median(columns["DDP"][0])
     rows = []
-    for name, values in turns.items():
-        milliseconds, megabytes = zip(*values, strict=True)
-        row = {"model": model, "batch_size": args.batch_size, "network": describe_network()}
-        times = common.summarize(milliseconds, digits=2)
-        row |= {"variant": name, "ms": times.pop("median")} | times
-        row |= {"MB": round(statistics.median(megabytes), 4), "turns": args.repeats}
-        rows.append(row)
+    for name, (times, megabytes) in columns.items():
+        row = {"variant": name, "MB": f"{statistics.median(megabytes):.3f}"}
+        values = {"ms": statistics.median(times), "lowest": min(times), "highest": max(times)}
+        row |= {key: f"{value:.1f}" for key, value in values.items()}
+        rows.append(row | {"to DDP": f"{values['ms'] / ddp:.2f}"})
     return rows
-
-
-def print_rows(rows):
-    """Prints the rows of a model, with the ratios to plain DDP."""
-    (ddp,) = (row for row in rows if row["variant"] == "DDP")
-    first = rows[0]
-    print(f"\n{first['model']}, {first['batch_size']} images a rank and step, {first['network']}")
-    print("ms (median, lowest, highest) and MB sent of a step, and their ratios to DDP")
-    table = []
-    for row in rows:
-        columns = {name: row[name] for name in ("ms", "lowest", "highest", "MB")}
-        columns |= {f"{name}/DDP": round(row[name] / ddp[name], 2) for name in ("ms", "MB")}
-        table.append(columns | {"variant": row["variant"]})
-    common.print_table(table)
-
-
-def describe_network():
-    """The cable in words, from two_hosts.sh."""
-    return os.environ.get("CABLE", "one host")
 
 
 def parse_args():
@@ -162,21 +141,17 @@ def parse_args():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: both")
+    add("--model", choices=MODELS, default="resnet18", help="default: resnet18")
     add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
     add("--batch-size", type=int, default=32, help="in each process; default: 32")
     add("--steps", type=int, default=4, help="of a turn, a multiple of 4; default: 4")
-    add("--repeats", type=int, default=5, help="turns of each variant; default: 5")
-    add("--matrix-rank", type=int, default=1, help="of PowerSGD's matrices; default: 1")
-    add("--json", type=Path, metavar="FILE", help="add the results to this file")
+    add("--repeats", type=int, default=3, help="turns of each variant; default: 3")
     args = parser.parse_args()
-    common.check_file(args.json)
-    # Elsewhere eth0 is not what the ranks communicate through.
-    if "CABLE" not in os.environ or os.environ.get("WORLD_SIZE") != "2":
+    if "RANK" not in os.environ:
         parser.error(
             "start it with NPROC=1 bash scripts/cluster/two_hosts.sh scripts/measure/network.py"
         )
-    if args.steps < 4 or args.steps % 4 or min(args.repeats, args.batch_size, args.matrix_rank) < 1:
+    if args.steps < 4 or args.steps % 4 or min(args.repeats, args.batch_size) < 1:
         parser.error("--steps must be a multiple of 4, the other numbers must be above 0")
     if "DDP" not in args.variants:
         parser.error("--variants needs DDP, because the ratios are to DDP")
@@ -185,13 +160,13 @@ def parse_args():
 
 def main():
     args = parse_args()
-    dist.init_process_group("gloo")  # without GPUs: both hosts would have the same ones
-    for model in args.models:
-        rows = compare(model, args)  # has returned, and the DDP models are gone
-        if dist.get_rank() == 0:
-            print_rows(rows)
-            if args.json:
-                common.add_rows(args.json, rows, KEYS)
+    dist.init_process_group("gloo")
+    rows = compare(args)  # It has returned, and the DDP models are gone.
+    if dist.get_rank() == 0:
+        network = os.environ.get("CABLE", "this network")  # two_hosts.sh says how fast it is.
+        print(f"\n{args.model}, {args.batch_size} images a rank, {network}")
+        print(f"{common.describe_machine()}\n")
+        common.print_table(rows)
     # PowerSGD's last callbacks may still run in gloo's threads, which must not be the ones to free
     # the group. After a barrier they have ended.
     dist.barrier()

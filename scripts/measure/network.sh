@@ -3,8 +3,7 @@
 # cable after the other. Arguments go through to network.py. Needs root and the package iproute2.
 #
 #   bash scripts/measure/network.sh                      # about fifteen minutes on two cores
-#   RATES="100mbit" bash scripts/measure/network.sh --models convnet --repeats 3
-#   bash scripts/measure/network.sh --repeats 3 --json network.json
+#   RATES=100mbit bash scripts/measure/network.sh --model convnet
 #
 # Settings: those of two_hosts.sh but RATE and NPROC, and
 #   RATES  speeds of the cable; default: none 1gbit 100mbit, where none sets no limit
@@ -13,8 +12,5 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 read -ra rates <<<"${RATES:-none 1gbit 100mbit}"
 export NPROC=1
 for rate in "${rates[@]}"; do
-    if [ "$rate" = none ]; then
-        rate=""
-    fi
-    RATE="$rate" bash "$here/../cluster/two_hosts.sh" scripts/measure/network.py "$@"
+    RATE="${rate#none}" bash "$here/../cluster/two_hosts.sh" scripts/measure/network.py "$@"
 done

@@ -1,36 +1,25 @@
 #!/usr/bin/env bash
-# Measures the figures of the page on performance on this machine: the scripts against the bare
-# arithmetic, the usual pipeline, and processes that do not communicate. Then many processes with a
-# tiny batch, which shows what communication costs. Arguments go through to both benchmark.py runs,
-# but the second always has --images 80.
+# Measures the speed of the scripts on this machine, and prints tables to paste: against the bare
+# arithmetic, a textbook's loop, and processes that do not communicate. Without GPUs it adds many
+# processes with a tiny batch, which shows what communication costs. Arguments go to benchmark.py,
+# but the second table always has --images 80.
 #
-#   bash scripts/measure/scaling.sh                        # about ten minutes on two cores
-#   DATASETS=cifar10 JSON=. bash scripts/measure/scaling.sh --repeats 3 --images 1280
+#   bash scripts/measure/scaling.sh                       # about ten minutes on two cores
+#   WORLDS="1 2 4 8" bash scripts/measure/scaling.sh --dataset cifar10 --images 1280
 #
 # Settings: those of env.sh, and
-#   DATASETS    mnist (default), cifar10, or both
-#   SIZES       images of a step in each process; default: 64 256
-#   WORLDS      numbers of processes of the first table; default: 1 and 2, as far as GPUs go
-#   MANY        numbers of processes of the second table; default: 1 2 4 8 16 32, none with GPUs
-#   JSON        a folder for speed.json and many.json; default: none
+#   SIZES   images of a step in each process; default: 64 256
+#   WORLDS  numbers of processes of the first table; default: 1 and 2, as far as GPUs go
+#   MANY    numbers of processes of the second table; default: 1 2 4 8 16 32, none with GPUs
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
-# One thread for each process, unless the user asked for more.
-set_threads 1 1
-benchmark="$REPO/scripts/measure/benchmark.py"
-read -ra datasets <<<"${DATASETS:-mnist}"
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # for each process
+source "$here/../env.sh"
 read -ra sizes <<<"${SIZES:-64 256}"
-read -ra worlds <<<"${WORLDS:-}"
+read -ra worlds <<<"${WORLDS:+--world-size $WORLDS}"
 read -ra many <<<"${MANY:-1 2 4 8 16 32}"
-
-options=(--dataset "${datasets[@]}" --batch-size "${sizes[@]}")
-[ -z "${WORLDS:-}" ] || options+=(--world-size "${worlds[@]}")
-[ -z "${JSON:-}" ] || options+=(--json "$JSON/speed.json")
-python "$benchmark" "${options[@]}" "$@"
-
-if [ "$(gpu_count)" -eq 0 ]; then
-    options=(--variants ours_ddp --batch-size 4 --world-size "${many[@]}")
-    [ -z "${JSON:-}" ] || options+=(--json "$JSON/many.json")
+python "$here/benchmark.py" --batch-size "${sizes[@]}" ${worlds[@]+"${worlds[@]}"} "$@"
+if ! python -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     echo
-    python "$benchmark" "${options[@]}" "$@" --images 80
+    python "$here/benchmark.py" --variants ddp --batch-size 4 --world-size "${many[@]}" "$@" --images 80
 fi

@@ -1,0 +1,454 @@
+"""The judge of the exercises. Each message is a hint that names the mistake.
+
+    cp docs/exercises/template.py answers.py
+    pytest docs/exercises                  # -k ring_all_reduce takes one of the ten
+    pytest docs/exercises --seed 1         # other numbers and sizes
+    ANSWERS=mine.py pytest docs/exercises  # another file than answers.py
+
+Each test runs the reader's function in two or three processes and compares it with torch. The
+network is slow: the result of an all_reduce in the background is not there before its wait().
+"""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import CALLS, fail_if
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def flatten(tensors):
+    """Returns all numbers of some tensors in one list; of None there are none."""
+    return [n for t in tensors if t is not None for n in t.detach().flatten().tolist()]
+
+
+def gradients(model):
+    return flatten(p.grad for p in model.parameters())
+
+
+def close(a, b):
+    return len(a) == len(b) and torch.allclose(torch.tensor(a), torch.tensor(b), atol=1e-6)
+
+
+def judge_gradients(own, found, right):
+    """Fails with a hint if a rank has other gradients than DDP; lists of all numbers, by rank."""
+    for rank in range(len(own)):
+        if close(found[rank], right[rank]):
+            continue
+        half = [n / 2 for n in right[rank]]
+        fail_if(
+            close(found[rank], [n * 2 for n in right[rank]]),
+            "the gradients are the sum over the ranks: divide before all_reduce, or after wait()",
+        )
+        fail_if(close(found[rank], half), "the gradients are half of the average: divided twice")
+        fail_if(
+            any(close(found[rank], [n / d for n in own[rank]]) for d in (1, 2)),
+            f"rank {rank} still has its own gradients: all_reduce works in place, on the tensor "
+            "that it is given. Where that is a copy, copy the result back",
+        )
+        fail_if(True, f"the gradients on rank {rank} are not those of DDP")
+
+
+def test_shard(run_ranks, numbers):
+    count, epoch = 2 * numbers.randint(40, 60) + 1, numbers.randint(1, 9)
+    share = count // 2 + 1
+
+    def case(shard, rank):
+        return [list(map(int, shard(count, e))) for e in (epoch, epoch + 1, epoch)]
+
+    (first, other_epoch, again), (second, *_) = run_ranks("shard", case)
+    missing = len(set(range(count)) - {*first, *second})
+    fail_if(len(first) != len(second), "the rank with more images would wait in its last step")
+    fail_if(sorted(first) == sorted(second), "both ranks have the same images: use the rank")
+    fail_if(missing == 1, "an image is left out: round up, and let an image occur twice")
+    fail_if(missing, f"{missing} images are on no rank: do all ranks shuffle with the same seed?")
+    fail_if(len(first) > share, f"each rank has {len(first)} images where {share} are enough")
+    fail_if(first != again, "two calls for the same epoch differ: seed a generator with the epoch")
+    fail_if(first == other_epoch, "every epoch has the same order: put the epoch into the seed")
+
+
+class RecordingModel(nn.Module):
+    """Returns its input plus a buffer as logits, and records how it was called.
+
+    The buffer is 0 on rank 0. On rank 1 it makes most answers wrong, unless the reader's function
+    sends rank 0's buffer there.
+    """
+
+    def __init__(self, rank):
+        super().__init__()
+        self.register_buffer("shift", torch.tensor([0.0, 0.0, 9.0]) * rank)
+        self.seen, self.in_training, self.other_buffer = 0, False, False
+
+    def forward(self, images):
+        self.seen += len(images)
+        self.in_training |= self.training
+        self.other_buffer |= bool(self.shift.any())
+        return images + self.shift
+
+
+def test_evaluate(run_ranks, numbers):
+    total = 2 * numbers.randint(4, 9) + 1
+    labels = torch.tensor([numbers.randrange(3) for _ in range(total)])
+    images = torch.eye(3)[labels]
+    images[[0, total // 2]] = torch.tensor([0.0, 0.5, 1.0])  # right for label 2 alone
+    right = int((images.argmax(1) == labels).sum())
+
+    def case(evaluate, rank):
+        model = RecordingModel(rank)
+        correct, count = evaluate(model, images, labels)
+        return (float(correct), float(count)), model.seen, model.in_training, model.other_buffer
+
+    counts, seen, in_training, other_buffer = zip(*run_ranks("evaluate", case), strict=True)
+    fail_if(any(in_training), "the model is in training mode: BatchNorm, dropout work differently")
+    fail_if(sum(seen) == 2 * total, "each rank tests all images: give each rank its part")
+    fail_if(sum(seen) > total, "an image is tested twice, as DistributedSampler repeats images")
+    fail_if(sum(seen) < total, "an image is not tested: the parts may have different lengths")
+    fail_if(0 in seen, "one rank tests all images, and the other none: give each rank its part")
+    fail_if(any(other_buffer), "a rank tests with other buffers than rank 0's: broadcast them")
+    fail_if(
+        counts[0] != counts[1] or counts[0][1] in seen,
+        "the ranks return different or partial numbers: add them up on all ranks",
+    )
+    correct, count = counts[0]
+    fail_if(
+        counts[0] != (right, total),
+        f"{correct:g} of {count:g}, and {right} of {total} is right: add up counts, not averages",
+    )
+
+
+def test_average_gradients(run_ranks, numbers):
+    width = numbers.randint(2, 6)
+
+    def case(average_gradients, rank):
+        torch.manual_seed(width)
+        model = nn.ModuleList([nn.Linear(width, 3), nn.Linear(3, 1)])  # The second is not used.
+        ddp_model = DistributedDataParallel(copy.deepcopy(model[0]))
+        for each in (model[0], ddp_model.module):
+            each.weight.data += rank  # who averages weights in place of gradients changes them
+        inputs = torch.rand(4, width) + rank
+        ddp_model(inputs).square().mean().backward()
+        model[0](inputs).square().mean().backward()
+        own, before = gradients(model), flatten(model.parameters())
+        average_gradients(model)
+        unchanged = flatten(model.parameters()) == before
+        unused = [p.grad for p in model[1].parameters()] == [None, None]
+        return own, gradients(model[0]), gradients(ddp_model), unchanged, unused
+
+    own, found, right, unchanged, unused = zip(*run_ranks("average_gradients", case), strict=True)
+    fail_if(not all(unchanged), "the weights have changed: average the gradients alone")
+    fail_if(not all(unused), "a gradient that was None is a tensor now: leave None alone")
+    judge_gradients(own, found, right)
+
+
+def train_steps(seed, steps=1):
+    """Returns a small model and its optimizer after some steps; without a step no momentum."""
+    torch.manual_seed(seed)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        model(torch.randn(1, 2)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def read_state(model, optimizer):
+    """Returns the weights and the momentum as lists of numbers."""
+    rows = [optimizer.state.get(p, {}) for p in model.parameters()]
+    return flatten(model.parameters()), flatten(row.get("momentum_buffer") for row in rows)
+
+
+def test_resume(run_ranks, numbers, tmp_path):
+    """Four times: a file on rank 0 alone, on rank 1 an older one, on rank 1 alone, and on rank 0
+    alone with a new optimizer, which has no momentum.
+    """
+    epochs = numbers.randint(3, 9)
+    seed = numbers.randrange(1000)
+
+    def case(resume, rank):
+        results = []
+        files_of_cases = ({0: epochs}, {0: epochs, 1: 1}, {1: epochs}, {0: epochs})
+        for number, files in enumerate(files_of_cases):
+            path = tmp_path / str(number) / str(rank) / "last.pt"
+            path.parent.mkdir(parents=True)
+            if rank in files:
+                model, optimizer = train_steps(seed + rank)
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"epoch": files[rank]}, path)
+            model, optimizer = train_steps(seed + 20 + rank, steps=int(number < 3))
+            expected = read_state(*(train_steps(seed) if 0 in files else (model, optimizer)))
+            epoch = resume(path, model, optimizer)
+            found = read_state(model, optimizer)
+            results.append((epoch, found[0] == expected[0], found[1] == expected[1]))
+        return results
+
+    cases = list(zip(*run_ranks("resume", case), strict=True))
+    for (epoch, *_), (other, *_) in cases:
+        fail_if(
+            epoch != other, f"rank 0 resumes after {epoch}, rank 1 after {other}: rank 0 decides"
+        )
+    found, right = [c[0][0] for c in cases], [epochs, epochs, 0, epochs]
+    fail_if(found != right, f"the epochs are {found}, and {right} is right")
+    for rank in (0, 1):
+        fail_if(not all(cases[2][rank][1:]), f"rank {rank} has changed, and rank 0 has no file")
+        fail_if(
+            not all(c[rank][1] for c in cases),
+            f"rank {rank} has other weights than rank 0's file: send all of it",
+        )
+        fail_if(
+            not all(c[rank][2] for c in cases),
+            f"rank {rank} has another momentum than rank 0's file: send and load it, too",
+        )
+
+
+def decide(losses, patience):
+    """Returns for each epoch whether the lowest loss so far is patience epochs old."""
+    best = [losses.index(min(losses[: n + 1])) for n in range(len(losses))]
+    return [n - first >= patience for n, first in enumerate(best)]
+
+
+def test_should_stop(run_ranks, numbers):
+    patience, different = 2, False
+    while not different:  # until each wrong way has another answer than the right one
+        losses = [[numbers.randrange(1, 99) / 100 for _ in range(8)] for _ in range(2)]
+        mean = [sum(pair) / 2 for pair in zip(*losses, strict=True)]
+        right = decide(mean, patience)
+        alone = [decide(rank, patience) for rank in losses]
+        longer, shorter = decide(mean, patience + 1), decide(mean, patience - 1)
+        different = len({*map(tuple, (right, *alone, longer, shorter))}) == 5
+        different &= len({round(200 * m) for m in mean}) == 8  # no tie that rounding could break
+
+    def case(should_stop, rank):
+        return [bool(should_stop(losses[rank][: n + 1], patience)) for n in range(8)]
+
+    first, second = run_ranks("should_stop", case)
+    fail_if(first != second, "the ranks disagree: one would go on, and wait for the other")
+    fail_if(first in alone, "the ranks agree, but the loss of one rank decides: average the losses")
+    for combine in (any, all):
+        fail_if(
+            first != right and first == [combine(pair) for pair in zip(*alone, strict=True)],
+            "the ranks agree, but on their decisions: average the losses, and then decide",
+        )
+    fail_if(first != right, f"{first}, and {right} is right: count from the lowest average")
+
+
+def test_ring_all_reduce(run_ranks, numbers):
+    world_size = 3
+    length = world_size * numbers.randint(4, 9) + 1
+
+    def case(ring_all_reduce, rank):
+        tensor = torch.rand(length)
+        own = tensor.tolist()
+        ring_all_reduce(tensor)
+        return own, tensor.tolist(), list(CALLS)
+
+    own, found, calls = zip(*run_ranks("ring_all_reduce", case, world_size), strict=True)
+    total = torch.tensor(own).sum(0)
+    for rank in range(world_size):
+        names = {name for name, _ in calls[rank]}
+        fail_if(names - {"isend", "send"}, f"it calls {names - {'isend'}}: isend and irecv alone")
+        right = torch.isclose(torch.tensor(found[rank]), total).sum().item()
+        sent = sum(count for _, count in calls[rank])
+        limit = 2 * (world_size - 1) * (length // world_size + 1)
+        fail_if(
+            sent > limit,
+            f"rank {rank} sends {sent} numbers, and {limit} are enough for a tensor of {length}: "
+            "send pieces, not the tensor",
+        )
+        fail_if(found[rank] == own[rank], "the tensor is as it was: work in place, on its views")
+        fail_if(
+            right < length,
+            f"on rank {rank} {right} of {length} numbers are the sum. In the first half of the "
+            "rounds add what comes, until each rank has one finished piece. In the second half the "
+            "finished pieces go round, and replace what is there",
+        )
+
+
+def test_accumulate(run_ranks, numbers):
+    width, parts = numbers.randint(2, 6), numbers.randint(3, 5)
+
+    def case(accumulate, rank):
+        torch.manual_seed(width)
+        model = nn.Sequential(nn.Linear(width, 3), nn.Tanh(), nn.Linear(3, 2))
+        plain = copy.deepcopy(model)
+        ddp_model = DistributedDataParallel(copy.deepcopy(model))
+        last = DistributedDataParallel(copy.deepcopy(model))
+        torch.manual_seed(100 + rank)
+        batches = [(torch.rand(4, width) + rank, torch.rand(4, 2)) for _ in range(parts)]
+        for number, (inputs, targets) in enumerate(batches):
+            (nn.functional.mse_loss(plain(inputs), targets) / parts).backward()
+            ddp_model.require_backward_grad_sync = number == parts - 1  # what no_sync() changes
+            (nn.functional.mse_loss(ddp_model(inputs), targets) / parts).backward()
+        nn.functional.mse_loss(last(inputs), targets).backward()
+        before = flatten(model.parameters())
+        CALLS.clear()
+        accumulate(model, batches, nn.functional.mse_loss)
+        sent = sum(count for name, count in CALLS) / len(before)
+        unchanged = before == flatten(model.parameters())
+        all_gradients = [gradients(m) for m in (plain, model, ddp_model, last)]
+        return *all_gradients, sent, unchanged
+
+    own, found, right, last, sent, unchanged = zip(*run_ranks("accumulate", case), strict=True)
+    fail_if(not all(unchanged), "the weights have changed: leave the step to the caller")
+    fail_if(max(sent) > 1, f"every gradient is sent {max(sent):g} times: send after the last part")
+    too_large = [n * parts for n in right[0]]
+    fail_if(close(found[0], too_large), f"the gradients are {parts} times too large: average parts")
+    fail_if(
+        any(close(found[0], [n / d for n in last[0]]) for d in (1, parts)),
+        "only the last micro-batch counts: let backward add to .grad, and clear nothing between",
+    )
+    judge_gradients(own, found, right)
+
+
+def make_model(widths):
+    """Returns a model with buffers, and with a parameter that needs no gradient."""
+    layers = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.Tanh()]
+    layers[1].running_mean.normal_()
+    layers[3].bias.requires_grad_(False)
+    return nn.Sequential(*layers)
+
+
+def try_wrapper(widths, *arguments):
+    """Returns a case that compares a wrapper with DDP, in three steps."""
+
+    def case(wrapper_class, rank):
+        model = make_model(widths)  # Each rank has other weights.
+        ddp_model = DistributedDataParallel(copy.deepcopy(model))
+        wrapper = wrapper_class(model, *arguments)
+        same = [
+            flatten(model.parameters()) == flatten(ddp_model.module.parameters()),
+            flatten(model.buffers()) == flatten(ddp_model.module.buffers()),
+        ]
+        steps = []
+        for _ in range(3):
+            inputs = torch.randn(6, widths[0])
+            plain = copy.deepcopy(ddp_model.module)
+            for each in (plain, model, ddp_model):
+                each.zero_grad()
+            plain(inputs).square().sum().backward()
+            ddp_model(inputs).square().sum().backward()
+            loss = wrapper(inputs).square().sum()
+            CALLS.clear()
+            loss.backward()
+            during = list(CALLS)
+            wrapper.finish()
+            every = [gradients(m) for m in (plain, model, ddp_model)]
+            steps.append((*every, during, CALLS[len(during) :]))
+        return same, steps
+
+    return case
+
+
+def judge_wrapper(results, count_or_sizes):
+    """Fails with a hint if the calls or the gradients of a wrapper are not as they should be."""
+    same, steps = zip(*results, strict=True)
+    fail_if(not all(s[0] for s in same), "the ranks begin with other parameters: send rank 0's")
+    fail_if(not all(s[1] for s in same), "the ranks begin with other buffers: send rank 0's, too")
+    for number, ranks in enumerate(zip(*steps, strict=True), 1):
+        own, found, right, during, after = zip(*ranks, strict=True)
+        started = [count for name, count in during[0] if name == "all_reduce in the background"]
+        late = [count for name, count in after[0] if name.startswith("all_reduce")]
+        names_during = [name for name, _ in during[0]]
+        names = names_during + [name for name, _ in after[0]]
+        fail_if(
+            number > 1 and not started + late,
+            f"in step {number} nothing is sent: counters must begin at 0 in each step",
+        )
+        fail_if(
+            "all_reduce" in names_during,
+            "backward waits for all_reduce: take async_op=True",
+        )
+        fail_if(not started, "no all_reduce starts during backward: start it in a hook")
+        fail_if("wait" in names_during, "backward waits, and nothing overlaps: wait in finish()")
+        fail_if("waited again" in names, "it waits again for older requests: empty the list")
+        waits = names.count("wait")
+        total = len(started + late)
+        fail_if(waits < total, f"finish() waits for {waits} of {total} requests: wait for all")
+        if isinstance(count_or_sizes, list):
+            judge_buckets(sorted(started), sorted(count_or_sizes), bool(late))
+        else:
+            fail_if(
+                late or total != count_or_sizes,
+                f"{total} calls of all_reduce, and {count_or_sizes} gradients: one call for each",
+            )
+        judge_gradients(own, found, right)
+
+
+def judge_buckets(found, right, late):
+    missing = sum(right) - sum(found)
+    fail_if(
+        missing > 0 or late,
+        f"{missing} numbers are not sent during backward: the last bucket may never be full, and "
+        "is ready when all of its gradients are",
+    )
+    fail_if(len(found) == 1, "all gradients are in one bucket: close it at bucket_bytes")
+    fail_if(
+        found != right,
+        f"the buckets have {found} numbers, and {right} is right: begin with the last parameter, "
+        "leave out what needs no gradient, and close a bucket when it has reached bucket_bytes",
+    )
+
+
+def test_average_during_backward(run_ranks, numbers):
+    widths = [numbers.randint(4, 9) for _ in range(4)]
+    count = sum(p.requires_grad for p in make_model(widths).parameters())
+    judge_wrapper(run_ranks("AverageDuringBackward", try_wrapper(widths)), count)
+
+
+def test_average_in_buckets(run_ranks, numbers):
+    widths = [numbers.randint(6, 9) for _ in range(4)]
+    bucket_bytes = 4 * numbers.randint(50, 60)
+    sizes = [0]
+    for parameter in reversed(list(make_model(widths).parameters())):
+        if parameter.requires_grad:
+            if 4 * sizes[-1] >= bucket_bytes:
+                sizes.append(0)
+            sizes[-1] += parameter.numel()
+    judge_wrapper(run_ranks("AverageInBuckets", try_wrapper(widths, bucket_bytes)), sizes)
+
+
+def test_sharded_optimizer(run_ranks, numbers):
+    width = numbers.randint(5, 9)
+    choices = [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})]
+    optimizer_class, options = numbers.choice(choices)
+
+    def case(sharded_class, rank):
+        torch.manual_seed(width)
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+        expected = copy.deepcopy(model)
+        reference = optimizer_class(expected.parameters(), lr=0.1, **options)
+        sharded = sharded_class(model.parameters(), optimizer_class, lr=0.1, **options)
+        cleared = True
+        for _ in range(3):
+            inputs = torch.rand(4, width)  # equal on all ranks, and so are the gradients
+            for each in (model, expected):
+                each(inputs).square().mean().backward()
+            reference.step()
+            sharded.step()
+            reference.zero_grad()
+            sharded.zero_grad()
+            cleared &= not any(gradients(model))
+        kept = [p in sharded.optimizer.state for p in model.parameters()]
+        sizes = [p.numel() for p in model.parameters()]
+        return flatten(model.parameters()), flatten(expected.parameters()), kept, sizes, cleared
+
+    results = run_ranks("ShardedOptimizer", case)
+    found, expected, kept, sizes, cleared = zip(*results, strict=True)
+    owners = list(zip(*kept, strict=True))
+    fail_if(all(map(all, owners)), "each rank keeps the state of all parameters: nothing is saved")
+    fail_if(not all(map(any, owners)), "the state of a parameter is on no rank: give it to one")
+    fail_if(any(map(all, owners)), "the state of a parameter is on two ranks: give it to one")
+    fail_if(not all(cleared), "zero_grad() leaves gradients: the inner optimizer has its own alone")
+    fail_if(found[0] != found[1], "the ranks have other weights: each owner sends them after step")
+    fail_if(not close(found[0], expected[0]), "the weights are not those of torch's optimizer")
+    numbers_kept = [sum(size for size, mine in zip(sizes[0], k, strict=True) if mine) for k in kept]
+    fail_if(
+        max(numbers_kept) - min(numbers_kept) > max(sizes[0]),
+        f"the ranks keep the state of {numbers_kept} numbers: large weights and small biases "
+        "alternate, so give each parameter to the rank that has the fewest numbers so far",
+    )
