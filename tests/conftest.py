@@ -7,8 +7,8 @@ import subprocess
 import uuid
 
 import pytest
-from _pytest.mark.expression import Expression
 from launch import Launch, commands_for
+from slurm import cluster, running_cluster  # noqa: F401 (fixtures of the Slurm tests)
 
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C;
 # torch ends the workers of mp.spawn by it. A handler is back to the default in new programs.
@@ -17,27 +17,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests share the cores. A thread of OpenMP that waits for work now sleeps, and does not spin: three
 # runs of snsc.py at once took 12 seconds on two cores, and 33 without this line.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def wants_gpus(expression):
-    """Whether -m selects tests marked gpu and no others, as `gpu and not slow` does."""
-    if not expression:
-        return False
-    select = Expression.compile(expression).evaluate
-    others = [set(), {"slow"}, {"stress"}, {"slow", "stress"}]
-    return select({"gpu"}.__contains__) and not any(select(m.__contains__) for m in others)
+# Tests read what is printed, without the progress bar.
+os.environ["TQDM_DELAY"] = "1000"
 
 
 def pytest_configure(config):
-    """Hides the GPUs from tests that count on gloo and the CPU: all but those marked gpu."""
-    if not wants_gpus(config.getoption("markexpr")):
+    """Hides the GPUs from tests that count on gloo and the CPU: all but those of `-m gpu`."""
+    if not config.getoption("markexpr").startswith("gpu"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def pytest_collection_modifyitems(items):
-    """Begins with the files that take longest, so that at the end no worker waits for another."""
-    longest = ("test_failures.py", "test_two_hosts.py", "test_who_hangs.py")
-    items.sort(key=lambda item: item.path.name not in longest)
 
 
 @pytest.fixture

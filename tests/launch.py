@@ -2,8 +2,10 @@
 
 import ast
 import contextlib
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import signal
 import socket
@@ -12,14 +14,17 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 from messages import pattern
-from scripts_list import DDP, PLAIN, SCRIPTS
 
-__all__ = ["DDP", "PLAIN", "SCRIPTS"]  # Test modules take these from here.
 REPO = Path(__file__).resolve().parents[1]
+# A list, because a reader's own files may lie beside the scripts.
+PLAIN = ("snsc.py", "snmc_dp.py")
+DDP = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py", "mnmc_ddp_slurm.py")
+SCRIPTS = PLAIN + DDP
 
 INIT = re.compile(
     r"^\[init\] rank (?P<rank>\d+)/(?P<world>\d+) \| local rank (?P<local>\d+) \| "
@@ -72,6 +77,9 @@ def shape(line):
     return re.sub(r"[\d.]+", "0", " ".join(line.split()))
 
 
+# The waits below are written for two free cores; a machine may be slow, and shared by three tests.
+PATIENCE = 4
+
 # Launch replaces it by a new file in its folder: no port, which another run could take.
 MEETING_POINT = "file:///the meeting point of this launch"
 
@@ -80,15 +88,11 @@ def marked_processes(mark):
     """The processes that run with this NAME=value in their environment, the oldest first."""
     name, value = mark.split("=")
     # environ is None for a process of somebody else, and empty for a zombie.
-    return [
-        process
-        for process in psutil.process_iter(["environ"])
-        if (process.info["environ"] or {}).get(name) == value
-    ]
+    found = psutil.process_iter(["environ"])
+    return [process for process in found if (process.info["environ"] or {}).get(name) == value]
 
 
 def marked_pids(mark):
-    """Process ids of all that runs with this NAME=value in its environment."""
     return [process.pid for process in marked_processes(mark)]
 
 
@@ -98,37 +102,26 @@ class Launch:
     def __init__(self, commands, folder, env=None, cwd=REPO):
         folder.mkdir(parents=True, exist_ok=True)
         # torchrun's workers are in sessions of their own: this mark in the environment finds them.
-        self.mark = f"DDP_TEST_LAUNCH={uuid.uuid4().hex}"
-        name, value = self.mark.split("=")
-        settings = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("SLURM_", "TORCHELASTIC", "ENV_SH_"))
-        }
-        settings |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        value = uuid.uuid4().hex
+        self.mark = f"DDP_TEST_LAUNCH={value}"
+        foreign = ("SLURM_", "TORCHELASTIC", "ENV_SH_")
+        settings = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        settings["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{settings['PATH']}"
         # One thread each: launches run side by side, and more would only wait for one another.
-        settings |= {name: value, "OMP_NUM_THREADS": "1"} | (env or {})
-        self.processes, self.outputs = [], []
+        settings |= {"DDP_TEST_LAUNCH": value, "OMP_NUM_THREADS": "1"} | (env or {})
         meeting_point = f"file://{folder.resolve()}/{value}.meeting-point"
         self.commands = [
             [meeting_point if word == MEETING_POINT else str(word) for word in command]
             for command in commands
         ]
+        self.processes, self.outputs = [], []
+        options = {"cwd": cwd, "env": settings, "start_new_session": True}
+        options["stdin"] = subprocess.DEVNULL
         for number, command in enumerate(self.commands):
-            paths = [folder / f"{value}.{number}.{kind}" for kind in ("out", "err")]
-            with paths[0].open("w") as out, paths[1].open("w") as err:
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=err,
-                        cwd=cwd,
-                        env=settings,
-                        start_new_session=True,
-                    )
-                )
-            self.outputs.append(paths)
+            self.outputs.append([folder / f"{value}.{number}.{kind}" for kind in ("out", "err")])
+            with self.outputs[-1][0].open("w") as out, self.outputs[-1][1].open("w") as err:
+                process = subprocess.Popen(command, stdout=out, stderr=err, **options)
+            self.processes.append(process)
 
     def __enter__(self):
         return self
@@ -178,29 +171,26 @@ class Launch:
 
     def story(self):
         """All commands with their output, for the message of a failure."""
-        parts = []
-        for command, process, paths in zip(
-            self.commands, self.processes, self.outputs, strict=True
-        ):
-            parts.append(f"$ {' '.join(command)}\n(exit status {process.returncode})")
-            parts += [f"--- {path.suffix[1:]}\n{path.read_text()}" for path in paths]
-        return "\n".join(parts)
+        text = ""
+        launches = zip(self.commands, self.processes, self.outputs, strict=True)
+        for command, process, paths in launches:
+            text += f"$ {' '.join(command)}\n(exit status {process.returncode})\n"
+            text += "".join(f"--- {path.suffix[1:]}\n{path.read_text()}\n" for path in paths)
+        return text
 
     def wait_for(self, condition, seconds, what):
         """Waits until condition() is true; fails with the output of all when it takes too long."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"after {seconds} s still waiting for {what}\n{self.story()}")
+                raise AssertionError(f"waited too long for {what}\n{self.story()}")
             time.sleep(0.05)  # between two looks
         return self
 
     def wait(self, seconds=120):
         """Waits until all commands have ended."""
         return self.wait_for(
-            lambda: all([process.poll() is not None for process in self.processes]),
-            seconds,
-            "the end",
+            lambda: None not in [process.poll() for process in self.processes], seconds, "the end"
         )
 
     def succeeded(self, seconds=120):
@@ -211,18 +201,15 @@ class Launch:
 
     def inits(self):
         """The [init] lines: (rank, world size, local rank, device, backend), sorted by rank."""
-        rows = [match.groupdict() for match in INIT.finditer(self.out)]
         return sorted(
-            (int(r["rank"]), int(r["world"]), int(r["local"]), r["device"], r["backend"])
-            for r in rows
+            (int(m["rank"]), int(m["world"]), int(m["local"]), m["device"], m["backend"])
+            for m in INIT.finditer(self.out)
         )
 
     def epochs(self):
         """The epoch lines as dictionaries of numbers."""
-        return [
-            {key: float(value) for key, value in match.groupdict().items()}
-            for match in EPOCH.finditer(self.out)
-        ]
+        lines = [match.groupdict() for match in EPOCH.finditer(self.out)]
+        return [{key: float(value) for key, value in line.items()} for line in lines]
 
     def metrics(self):
         """What of the epoch lines does not depend on the machine's speed."""
@@ -235,14 +222,10 @@ class Launch:
         What launchers add below it is left out: torchrun's page about the failure, the line of
         mp.spawn that says which worker failed, and srun's lines.
         """
-        text = re.split(r"^E\d{4} .*torch/distributed/elastic/", self.err, flags=re.MULTILINE)[0]
-        text = re.split(
-            r"^W\d{4} .*torch/(distributed/elastic|multiprocessing)/", text, flags=re.MULTILINE
-        )[0]
-        lines = [
-            line for line in text.splitlines() if line.strip() and not line.startswith("srun: ")
-        ]
-        return lines[-1] if lines else ""
+        launcher = r"^[EW]\d{4} .*torch/(distributed/elastic|multiprocessing)/"
+        text = re.split(launcher, self.err, maxsplit=1, flags=re.MULTILINE)[0]
+        lines = [line for line in text.splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if not line.startswith("srun: ")), "")
 
     def own_err(self):
         """Standard error without what torchrun itself prints."""
@@ -280,3 +263,63 @@ def page_commands(page, section):
     part = re.split(rf"^#{{2,{len(heading[1])}}} ", text[heading.end() :], flags=re.MULTILINE)[0]
     found = re.findall(r"<!-- run[^>]*-->\n```bash\n(.*?)```", part, re.DOTALL)
     return [" ".join(line.split()) for line in "".join(found).replace("\\\n", "").splitlines()]
+
+
+# A forked process starts a script in 0.1 s, not 4, because its server has imported torch.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["torch", "torchvision", "tqdm"])
+# The server's environment, and so its children's. Without a network a download fails at once.
+FORKED_SETTINGS = {"OMP_NUM_THREADS": "1"}
+FORKED_SETTINGS |= {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
+def run_as_main(script, arguments, folder, environment):
+    """The child's part: the script as __main__ in folder, with its output in the files out, err."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600), number)
+    os.chdir(folder)
+    os.environ |= environment
+    sys.argv = [str(script), *map(str, arguments)]
+    # A DataLoader's workers come from the script's own process: this one cannot reach the server.
+    multiprocessing.set_start_method("fork", force=True)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def start_forked(script, arguments, folder, environment):
+    folder.mkdir(parents=True)
+    process = FORKSERVER.Process(target=run_as_main, args=(script, arguments, folder, environment))
+    with mock.patch.dict(os.environ, FORKED_SETTINGS):
+        process.start()
+    return process
+
+
+def end_forked(processes, seconds):
+    """Waits for processes; returns their exit status, None for what took longer and was killed."""
+    deadline = time.monotonic() + PATIENCE * seconds
+    for process in processes:
+        process.join(max(0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
+def run_forked(script, arguments, folder, seconds=20):
+    """Returns (exit status, stdout, stderr); the status is None when it took longer."""
+    (code,) = end_forked([start_forked(REPO / script, arguments, folder, {})], seconds)
+    return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def run_forked_ranks(path, processes, port, folder, seconds=60):
+    """Runs a file as torchrun would, with 0 processes as python; returns (statuses, out, err)."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    ranks = [shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(r)) for r in range(processes)]
+    folders = [folder / str(rank) for rank in range(processes or 1)]
+    started = [
+        start_forked(path, [], f, env) for f, env in zip(folders, ranks or [{}], strict=True)
+    ]
+    codes = end_forked(started, seconds)
+    out, err = ("".join((f / name).read_text() for f in folders) for name in ("out", "err"))
+    return codes, without_gloo_lines(out), err

@@ -36,8 +36,9 @@ def watch(script, folder):
 
     def train_and_record(model, loader, optimizer, epoch, *rest):
         recorded = Recorded(loader)
+        seed = torch.initial_seed()
         result = train_one_epoch(model, recorded, optimizer, epoch, *rest)
-        seen.update(train=recorded.numbers, epoch=epoch + 1)
+        seen.update(train=recorded.numbers, epoch=epoch + 1, seed=seed)
         return result
 
     def evaluate_and_record(model, loader, device):

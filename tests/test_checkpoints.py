@@ -68,8 +68,17 @@ def test_any_script_resumes_what_any_other_saved(launch, tmp_path):
         assert saved[script]["epoch"] == epochs
         if processes > 1:  # the plain scripts draw their order in another way
             images, labels = split.data.unsqueeze(1), split.targets
-            expected = reference.train(start, images, labels, processes, epochs, BATCH)
+            expected, _, _ = reference.train(start, images, labels, processes, epochs, BATCH)
             torch.testing.assert_close(saved[script]["model"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rank_0_decides_whether_all_resume(launch, tmp_path):
+    """Where rank 1 sees a checkpoint and rank 0 does not, as on nodes without a shared folder."""
+    model, optimizer = parts()
+    snsc.save_checkpoint(tmp_path / "1.pt", model, optimizer, 1)
+    commands = commands_for("mnmc_ddp_tcp.py", 2, "--dataset", "synthetic", "-e", 1)
+    commands = [[*c, "--checkpoint", tmp_path / f"{rank}.pt"] for rank, c in enumerate(commands)]
+    assert len(launch(commands).succeeded().epochs()) == 1
 
 
 def test_checkpoint_holds_model_optimizer_and_epoch(tmp_path):
@@ -181,15 +190,14 @@ UNREADABLE = (
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_file_that_is_no_checkpoint_is_refused_in_one_line(tmp_path, kind):
-    """No code in it runs, and the line does not repeat torch's advice to allow that."""
+def test_file_that_is_no_checkpoint_is_refused_by_its_name(tmp_path, kind):
+    """No code in it runs, and the last line does not repeat torch's advice to allow that."""
     path = tmp_path / "last.pt"
     model, optimizer = parts()
     snsc.save_checkpoint(path, model, optimizer, 1)
     spoil(kind, path)
-    with pytest.raises(SystemExit, match=rf"last.pt {pattern('no checkpoint')}: \w+\(") as error:
+    with pytest.raises(RuntimeError, match=rf"last.pt {pattern('no checkpoint')}$"):
         snsc.load_checkpoint(path, model, optimizer)
-    assert "\n" not in str(error.value) and "set to False" not in str(error.value)
     assert not (tmp_path / "ran").exists()
 
 

@@ -5,8 +5,7 @@ import re
 
 import pytest
 import torch
-from forked import run_forked
-from launch import DDP, REPO, SCRIPTS, docstring_commands, free_port, quick_for
+from launch import DDP, REPO, SCRIPTS, docstring_commands, free_port, quick_for, run_forked
 from messages import MESSAGES, says
 
 import snmc_dp
@@ -98,7 +97,7 @@ def test_amp_on_several_gpus_is_refused_by_data_parallel(monkeypatch):
 
 def test_wrong_option_ends_all_ranks(launch):
     """Every rank of torchrun says so itself."""
-    run = launch("mnmc_ddp_env.py", 2, "--batch-size", "many").wait(60)
+    run = launch("mnmc_ddp_env.py", 2, "--batch-size", "many").wait(120)
     assert run.codes != [0]
     assert run.last_line().endswith("invalid int value: 'many'"), run.story()
 
@@ -109,7 +108,7 @@ def test_wrong_option_ends_all_ranks(launch):
 @pytest.mark.parametrize("script", DDP[:3])
 def test_failed_download_ends_all_ranks(launch, tmp_path, script):
     (tmp_path / "file").write_text("not a folder")
-    run = launch(script, 2, "--data-root", tmp_path / "file").wait(60)
+    run = launch(script, 2, "--data-root", tmp_path / "file").wait(120)
     assert 0 not in run.codes, run.story()
     assert says("download failed", run.err), run.story()
     assert "--dataset synthetic needs no download" in run.err, run.story()
@@ -120,7 +119,7 @@ def test_failed_download_ends_all_ranks(launch, tmp_path, script):
 def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path, script):
     (tmp_path / "last.pt").write_bytes(b"no checkpoint")
     options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
-    run = launch(script, 2, *options).wait(60)
+    run = launch(script, 2, *options).wait(120)
     assert 0 not in run.codes, run.story()
     assert f"{tmp_path}/last.pt cannot be read" in run.err, run.story()
     assert says("no checkpoint", run.err), run.story()

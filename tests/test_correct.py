@@ -67,8 +67,17 @@ def test_weights_equal_one_process_that_averages_the_gradients(watched, tmp_path
     images, labels = mnist(tmp_path, train=True)
     torch.manual_seed(seed)
     start = {"module": snsc.ConvNet(), "optimizer": None, "epoch": 0}
-    expected = reference.train(start, images, labels, world_size, EPOCHS, BATCH, seed)
-    torch.testing.assert_close(watched[run].epochs[0][0]["state"], expected, rtol=1e-4, atol=1e-5)
+    state, loss, accuracy = reference.train(start, images, labels, world_size, EPOCHS, BATCH, seed)
+    torch.testing.assert_close(watched[run].epochs[0][0]["state"], state, rtol=1e-4, atol=1e-5)
+    # The line that rank 0 prints is that of the images of all ranks.
+    assert watched[run].lines[0]["loss"] == pytest.approx(loss, abs=2e-4)
+    assert watched[run].lines[0]["train"] == pytest.approx(accuracy, abs=0.01)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_each_rank_and_epoch_draws_its_augmentation_from_a_seed_of_its_own(watched, run):
+    seeds = [rank["seed"] for ranks in watched[run].epochs for rank in ranks]
+    assert len(set(seeds)) == len(seeds) == run[0] * EPOCHS
 
 
 @pytest.mark.parametrize("run", RUNS[1:])

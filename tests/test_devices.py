@@ -37,7 +37,7 @@ def make_args(script, local_rank, backend):
 @pytest.mark.parametrize("script", DDP)
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_choice_of_device_and_backend(monkeypatch, script, choice):
-    """The local rank's GPU, or a shared one; the CPU without; only nccl is told which."""
+    """The local rank's GPU, or a shared one; the CPU without; all but gloo are told which."""
     accelerator, visible, local_rank, option = choice
     expected, backend = CHOICES[choice]
     found = None if accelerator is None else torch.device(accelerator)
@@ -56,7 +56,7 @@ def test_choice_of_device_and_backend(monkeypatch, script, choice):
     assert str(device) == expected and (device is result or result[0] == local_rank)
     assert chosen == ([device.index] if device.type != "cpu" else [])
     assert asked["backend"] == backend
-    assert asked["device_id"] == (device if backend == "nccl" else None)
+    assert asked["device_id"] == (None if backend == "gloo" else device)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,5 @@
 """A process leaves without a thread of gloo's, and so without the abort that they can cause."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from launch import DDP, REPO, commands_for, free_port, quick_for
 
@@ -26,6 +22,26 @@ script.dist.destroy_process_group = destroy_and_count
 if __name__ == "__main__":
     script.main()
 """
+# The scripts import torchvision, which imports torch.distributed.nn on its way. This does not.
+ALONE = """
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before init_process_group
+
+def main():
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    model(torch.ones(2, 4)).sum().backward()
+    del model
+    dist.destroy_process_group()
+"""
+
+
+def count_threads(run):
+    """The numbers of threads that the ranks had after they left, and before."""
+    lines = run.succeeded().out.splitlines()
+    counts = sorted(int(line.split()[0]) for line in lines if line.endswith(" of gloo"))
+    return counts[: len(counts) // 2], counts[len(counts) // 2 :]
 
 
 @pytest.mark.parametrize("script", quick_for(DDP, "mnmc_ddp_env.py"))
@@ -35,62 +51,22 @@ def test_no_thread_of_gloo_is_left(launch, tmp_path, script):
     for command in commands:
         command[command.index(REPO / script)] = tmp_path / "count.py"
     settings = {"SCRIPT": script.removesuffix(".py"), "PYTHONPATH": str(REPO)}
-    run = launch(commands, env=settings).succeeded()
-    counts = [int(line.split()[0]) for line in run.out.splitlines() if line.endswith(" of gloo")]
+    run = launch(commands, env=settings)
+    after, before = count_threads(run)
     missing = "Does torchvision still import torch.distributed.nn? If not, the scripts must.\n"
-    assert sorted(counts)[:2] == [0, 0] and min(sorted(counts)[2:]) > 0, missing + run.story()
-    assert len(counts) == 4, run.story()
-
-
-# The scripts import torchvision, which imports torch.distributed.nn on its way. This does not.
-ALONE = (REPO / "docs" / "examples" / "clean_exit.py").read_text()
-IMPORT = "import torch.distributed.nn  # before init_process_group\n"
+    assert after == [0, 0] and len(before) == 2 and min(before) > 0, missing + run.story()
 
 
 @pytest.mark.parametrize("imported", (True, False))
-def test_early_import_is_what_lets_the_threads_go(tmp_path, imported):
-    """Without it the page's program still has threads after destroy_process_group."""
-    assert ALONE.count(IMPORT) == 1
-    (tmp_path / "alone.py").write_text(ALONE if imported else ALONE.replace(IMPORT, ""))
-    command = [sys.executable, tmp_path / "alone.py"]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    env = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"} | address
-    output = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120).stdout
-    left = int(output.split()[-1])
-    assert left == 0 if imported else left > 0, output
-
-
-CYCLES = """
-import sys
-import torch
-import torch.distributed as dist
-import torch.distributed.nn
-from torch.nn.parallel import DistributedDataParallel
-
-def cycle():
-    model = DistributedDataParallel(torch.nn.Linear(8, 8), gradient_as_bucket_view=True)
-    for _ in range(3):
-        model(torch.ones(2, 8)).sum().backward()
-    dist.all_reduce(torch.ones(1))
-
-rank = int(sys.argv[2])
-for number in range(40):
-    meet = f"file://{sys.argv[1]}/{number}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
-    cycle()
-    dist.destroy_process_group()
-print(f"rank {rank} is through", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_cycles_of_init_ddp_and_destroy_end(launch, tmp_path):
-    """Forty in one process, over two ranks: freeing the group never waits for itself."""
-    (tmp_path / "cycles.py").write_text(CYCLES)
-    command = ["python", tmp_path / "cycles.py", tmp_path]
-    run = launch([[*command, 0], [*command, 1]]).succeeded()
-    assert sorted(run.out.splitlines()) == ["rank 0 is through", "rank 1 is through"], run.story()
-    assert run.own_err() == "", run.story()
+def test_early_import_is_what_lets_the_threads_go(launch, tmp_path, imported):
+    """Where it is missing, as in a script without torchvision, threads stay."""
+    text = ALONE if imported else ALONE.replace("import torch.distributed.nn", "")
+    (tmp_path / "alone.py").write_text(text)
+    (tmp_path / "count.py").write_text(COUNT)
+    env = {"SCRIPT": "alone", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env["MASTER_PORT"] = str(free_port())
+    (after, before) = count_threads(launch([["python", tmp_path / "count.py"]], env=env))
+    assert before[0] > 0 and (after[0] == 0) == imported
 
 
 @pytest.mark.stress

@@ -1,31 +1,57 @@
 """Functions that all six scripts share, called directly."""
 
-import torch
+from types import SimpleNamespace
 
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import snmc_dp
 import snsc
 
 
-def test_augment_shifts_and_mirrors():
-    """Each image comes back shifted by up to 4 pixels, half of them mirrored, black beyond."""
+def test_augment_mirrors_about_half_of_the_images():
     torch.manual_seed(0)
-    images = torch.randint(1, 256, (200, 3, 32, 32)).to(torch.uint8)
-    padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
+    images = torch.randint(256, (200, 3, 32, 32)).to(torch.uint8)
+    mirrored = 0
+    for before, after in zip(images, snsc.augment(images), strict=True):
+        assert torch.equal(after, before) or torch.equal(after, before.flip(2))
+        mirrored += not torch.equal(after, before)
+    assert 60 < mirrored < 140
+
+
+@pytest.mark.parametrize(("dataset", "calls"), [("cifar10", 2), ("mnist", 0)])
+def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
+    """Each of its batches, and none of a test."""
     seen = []
-    for before, after in zip(padded, snsc.augment(images), strict=True):
-        fits = {
-            (top, left, mirrored)
-            for top in range(9)
-            for left in range(9)
-            for mirrored in (False, True)
-            if torch.equal(
-                after.flip(2) if mirrored else after,
-                before[:, top : top + 32, left : left + 32],
-            )
-        }
-        assert len(fits) == 1
-        seen += fits
-    assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
-    assert 60 < sum(mirrored for _, _, mirrored in seen) < 140
+    monkeypatch.setattr(snsc, "augment", lambda images: seen.append(images) or images)
+    data = TensorDataset(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.zeros(4).long())
+    loader, model = DataLoader(data, 2), snsc.ConvNet()
+    args = SimpleNamespace(dataset=dataset, lr=0.1, batch_size=2, epochs=1, amp=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snsc.train_one_epoch(model, loader, optimizer, 0, args, torch.device("cpu"))
+    snsc.evaluate(model, loader, torch.device("cpu"))
+    assert len(seen) == calls
+
+
+def test_normalized_images_are_channels_last_also_with_one_channel():
+    """From -1 to 1, with the strides by which cuDNN and DDP know this layout."""
+    pixels = torch.tensor([0, 255]).to(torch.uint8).reshape(2, 1, 1, 1).expand(2, 1, 28, 28)
+    images = snsc.normalize(pixels)
+    assert images.dtype == torch.float32 and images.stride() == (784, 1, 28, 1)
+    assert images[:, 0, 0, 0].tolist() == [-1, 1]
+    assert snsc.normalize(torch.zeros(2, 3, 32, 32)).stride() == (3072, 1, 96, 3)
+
+
+def test_data_parallel_trains_the_wrapped_model(monkeypatch):
+    """On a CPU the wrapper changes no number, so nothing that is printed shows it."""
+    args = SimpleNamespace(dataset="synthetic", data_root=None, batch_size=64, lr=0.1, seed=0)
+    args.epochs, args.checkpoint, trained = 1, None, []
+    monkeypatch.setattr(
+        snmc_dp, "train_one_epoch", lambda model, *_: trained.append(model) or (0, 0)
+    )
+    snmc_dp.train(args, torch.device("cpu"))
+    assert isinstance(trained[0], torch.nn.DataParallel)
 
 
 def test_synthetic_images_are_the_same_everywhere():

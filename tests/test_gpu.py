@@ -6,7 +6,7 @@ import patches
 import pytest
 import torch
 import who_hangs
-from launch import DDP, Launch, commands_for
+from launch import DDP, REPO, Launch, commands_for
 from tiny_data import accept_any_cifar10, write_cifar10, write_mnist
 
 pytestmark = [
@@ -79,8 +79,9 @@ def test_who_hangs_reads_the_collectives_of_nccl(launch, tmp_path, options, nccl
     """Rank 0 comes to the barrier alone; the tool names the collectives and the ranks."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    script = patches.write_patched(["watch", "hang_collective_under_if"], tmp_path)
-    command = ["torchrun", "--standalone", "--nproc-per-node", 2, script, *SYNTHETIC, *options]
+    script = patches.write_patched(["barrier_under_if"], tmp_path)
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, REPO / "docs/examples/watch.py"]
+    command += [script, *SYNTHETIC, *options]
     with Launch([command], tmp_path / "output", {"TORCH_DIST_USE_NCCL2": nccl2}, tmp_path) as run:
 
         def report():

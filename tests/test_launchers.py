@@ -1,94 +1,54 @@
-"""The shell launchers in scripts/."""
+"""The shell launchers in scripts/, and what they source and call."""
 
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 import update_pages
-from conftest import wants_gpus
-from launch import REPO, free_port, quick_for, shape
+from launch import REPO, SCRIPTS, free_port, shape
 
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
-LONG = ["--dataset", "synthetic", "--epochs", "1000", "--batch-size", "250"]
 
 
 @pytest.mark.slow
 def test_env_sh_on_two_nodes(launch):
     """Two torchruns on one machine, told apart by NODE_RANK."""
-    command = ["bash", REPO / "scripts" / "mnmc_ddp_env.sh", *ONE_EPOCH]
+    command = ["bash", REPO / "scripts/mnmc_ddp_env.sh", *ONE_EPOCH]
     shared = {"NNODES": "2", "NPROC": "1", "MASTER_PORT": str(free_port())}
-    # One thread: the nodes share the cores, and two that wait for each other in turns take forever.
-    shared |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    shared["MASTER_ADDR"] = "127.0.0.1"
     runs = [launch([command], env=shared | {"NODE_RANK": str(rank)}) for rank in range(2)]
     for rank, run in enumerate(runs):
         assert run.succeeded().inits()[0][:3] == (rank, 2, 0)
     assert [len(run.epochs()) for run in runs] == [1, 0]
 
 
-def test_tcp_sh_ends_all_ranks_when_one_fails(launch):
-    """Rank 1 of 3 is killed; the launcher fails and leaves nothing behind."""
-    command = ["bash", REPO / "scripts" / "mnmc_ddp_tcp.sh", *LONG]
-    run = launch([command], env={"NPROC": "3"})
-    run.wait_for(run.epochs, 120, "the first epoch")
-    os.kill(run.pid_of(1), 9)
-    run.wait(30)
-    assert run.codes == [128 + 9]
-    run.wait_for(lambda: not run.pids(), 10, "all ranks to be gone")
+def test_progress_is_written_into_a_log_file(launch):
+    """The intervals that the user has set are kept; those of env.sh are a minute."""
+    intervals = {"TQDM_DELAY": "0.2", "TQDM_MININTERVAL": "0.2"}
+    run = launch([["bash", REPO / "scripts/snsc.sh", *ONE_EPOCH]], env=intervals).succeeded()
+    assert len(re.findall(r"\d+%\|.*it/s", run.err)) >= 2, run.story()
 
 
 @pytest.mark.slow
-def test_tcp_sh_passes_sigterm_on(launch):
-    """Also to a rank that is stopped."""
-    command = ["bash", REPO / "scripts" / "mnmc_ddp_tcp.sh", *LONG]
-    run = launch([command], env={"NPROC": "2"})
-    run.wait_for(run.epochs, 120, "the first epoch")
-    os.kill(run.pid_of(1), signal.SIGSTOP)
-    run.processes[0].terminate()
-    run.wait(30)
-    assert run.codes == [143]
-    run.wait_for(lambda: not run.pids(), 10, "all ranks to be gone")
-
-
-@pytest.mark.slow
-def test_run_all_ends_with_six_rows(launch):
-    """The main job, which runs five of the launchers; without Slurm the last row says so."""
-    run = launch([["bash", REPO / "scripts/run_all.sh"]], env={"SRUN": ""})
-    run.succeeded(280)
+def test_run_all_ends_with_a_row_for_each_script(launch):
+    """The main job; before the six rows stands one process with one core."""
+    run = launch([["bash", REPO / "scripts/run_all.sh"]], env={"SRUN": ""}).succeeded(560)
     assert [row[:2] for row in run.inits()] == [(0, 2)] * 4 + [(1, 2)] * 4
-    assert len(re.findall(r"^\[init\] (cpu|cuda:0)$", run.out, re.MULTILINE)) == 2
-    assert [line["count"] for line in run.epochs()] == [2000] * 6
+    assert [line["count"] for line in run.epochs()] == [2000] * 7
     assert run.own_err() == "", run.story()
     (shown,) = (
         block.code.splitlines()
         for block in update_pages.read_blocks(update_pages.README.read_text())
         if block.mark == "printed by tests/test_launchers.py"
     )
-    header, *rows = run.out.splitlines()[-7:]
-    assert [shape(line) for line in shown] == [shape(line) for line in (header, *rows)]
-    assert " ".join(header.split()) == "script launched by processes test accuracy images/s seconds"
-    row = re.compile(r"^(\w+\.py) +(\S.*?) +(\d+) +([\d.]+)% +(\d+) +([\d.]+)$")
-    table = [row.match(line).groups() for line in rows]
-    assert [r[:3] for r in table] == [
-        ("snsc.py", "python", "1"),
-        ("snmc_dp.py", "python", "1"),
-        ("mnmc_ddp_tcp.py", "python, once per rank", "2"),
-        ("mnmc_ddp_env.py", "torchrun", "2"),
-        ("mnmc_ddp_mp.py", "python, spawns workers", "2"),
-        ("mnmc_ddp_slurm.py", "torchrun (SRUN=1: srun)", "2"),
-    ]
-    assert all(float(r[3]) > 95 and int(r[4]) > 0 and float(r[5]) > 0 for r in table)
-
-
-def test_run_all_fails_with_the_output_of_what_failed(launch):
-    run = launch([["bash", REPO / "scripts/run_all.sh", "--lr", "fast"]]).wait()
-    assert run.codes == [1]
-    assert "invalid float value: 'fast'" in run.out
-    assert "snsc.py failed" in run.err
+    table = run.out[run.out.rindex("\nscript ") + 1 :].splitlines()[:8]
+    assert [shape(line) for line in shown] == [shape(line) for line in table]
+    assert all(float(accuracy) > 95 for accuracy in re.findall(r" ([\d.]+)% ", "".join(table)))
 
 
 class StandIn:
@@ -96,34 +56,38 @@ class StandIn:
 
     # A python that runs `-c`, and says of a script what a training says.
     TRAINS = f"""case "$1" in -c) exec {shlex.quote(sys.executable)} "$@" ;; esac
-echo "threads $OMP_NUM_THREADS argv $*"
+echo "threads $OMP_NUM_THREADS on $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME argv $*"
 echo "epoch 1/1 | train loss 0.1 acc 90.00% | test acc 90.00% (9/10) | 10 img/s | 1.0 s"
 """
+    WITHOUT_PACKAGES = f'exec {shlex.quote(sys.executable)} -S "$@"\n'
 
     def __init__(self, launch, folder):
         self.launch, self.folder = launch, folder
         shutil.copytree(REPO / "scripts", folder / "scripts")
         (folder / "requirements.txt").write_text("")
         (folder / "bin").mkdir()
-        self.path = f"{folder}/bin:{os.environ['PATH']}"
 
     def add(self, program, text):
         (self.folder / "bin" / program).write_text(f"#!/bin/sh\n{text}")
         (self.folder / "bin" / program).chmod(0o755)
 
-    def add_torch(self, gpus):
-        """Returns settings with which Python imports a torch that sees so many GPUs."""
-        (self.folder / "site").mkdir()
-        (self.folder / "site" / "torch.py").write_text(
-            f"class cuda:\n    device_count = staticmethod(lambda: {gpus})\n"
-        )
-        return {"PYTHONPATH": str(self.folder / "site")}
+    def pretend_old_python(self):
+        change = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv.pop(1))"
+        text = f'shift; exec {shlex.quote(sys.executable)} -c {shlex.quote(change)} "$@"\n'
+        self.add("python", text)
+        self.add("python3", text)
+
+    def pretend_torch(self, version):
+        metadata = self.folder / "site" / f"torch-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Name: torch\nVersion: {version}\n")
 
     def run(self, line, **env):
         """Runs a line of bash in the folder; returns the launch when it has ended."""
-        # Launch puts the Python of the tests in front of a PATH in env.
-        line = f"PATH={self.path}; cd {self.folder}; {line}"
-        env = {"ROCM_PATH": str(self.folder / "rocm")} | env  # This machine may have AMD's GPUs.
+        line = f"PATH={self.folder}/bin:$PATH; cd {self.folder}; {line}"
+        # This machine may have AMD's GPUs, and the tests may run in an environment.
+        env = {"ROCM_PATH": str(self.folder / "rocm"), "VIRTUAL_ENV": "", "NPROC": "2"} | env
+        env |= {"PYTHONPATH": str(self.folder / "site")}
         return self.launch([["bash", "-euc", line]], env=env).wait()
 
 
@@ -132,207 +96,183 @@ def stand_in(launch, tmp_path):
     return StandIn(launch, tmp_path)
 
 
-WITHOUT_PACKAGES = f'exec {shlex.quote(sys.executable)} -S "$@"\n'
-
-
-def python_of_version(numbers):
-    """A program that is Python as it would be in another version."""
-    pretend = f"import sys; sys.version_info = {numbers}; exec(sys.argv.pop(1))"
-    return f'shift; exec {shlex.quote(sys.executable)} -c {shlex.quote(pretend)} "$@"\n'
-
-
-@pytest.mark.parametrize("half_made", quick_for((True, False), True))
-def test_env_sh_makes_a_venv_where_packages_lack(stand_in, half_made):
-    """From requirements.txt, here an empty one. A half-made .venv has no pip: so python3 -m venv
-    leaves it where Debian's package python3-venv is missing.
-    """
-    stand_in.add("python", WITHOUT_PACKAGES)
-    if half_made:
-        command = [sys.executable, "-m", "venv", "--without-pip", stand_in.folder / ".venv"]
-        subprocess.check_call(command)
-    run = stand_in.run("source scripts/env.sh; which python pip", NPROC="2").succeeded()
-    folder = stand_in.folder / ".venv" / "bin"
-    assert run.out.split() == [str(folder / "python"), str(folder / "pip")]
-    assert run.err.startswith("torch is missing: installing torch"), run.story()
-
-
-def write_metadata(folder, name, version):
-    """Makes Python find this version of a package, for a folder on its path."""
-    (folder / f"{name}-{version}.dist-info").mkdir(parents=True)
-    metadata = folder / f"{name}-{version}.dist-info" / "METADATA"
-    metadata.write_text(f"Name: {name}\nVersion: {version}\n")
-
-
-OLD_PYTHON = "Python 3.9 is older than 3.10"
-
-
 @pytest.mark.parametrize(
-    "reason", ["torch is missing", "torch 2.1.2 is older than 2.8", OLD_PYTHON]
+    ("job", "cure"), [("", "bash scripts/setup.sh"), ("1", "on the login node")]
 )
-def test_env_sh_installs_nothing_inside_a_slurm_job(stand_in, reason):
-    """One line says what is missing and where to find it; .venv is not made."""
-    if reason == OLD_PYTHON:
-        for program in ("python", "python3"):
-            stand_in.add(program, python_of_version((3, 9, 2)))
-    elif "older" in reason:
-        write_metadata(stand_in.folder / "site", "torch", "2.1.2")
-    else:
-        stand_in.add("python", WITHOUT_PACKAGES)
-    settings = {"SLURM_JOB_ID": "1", "PYTHONPATH": str(stand_in.folder / "site"), "NPROC": "2"}
-    run = stand_in.run("source scripts/env.sh", **settings)
+def test_launcher_in_a_bare_clone_says_what_to_type(stand_in, job, cure):
+    """In one line, and it installs nothing."""
+    stand_in.add("python", stand_in.WITHOUT_PACKAGES)
+    run = stand_in.run("bash scripts/snsc.sh", SLURM_JOB_ID=job)
     assert run.codes == [1] and run.err.count("\n") == 1, run.story()
-    assert run.err.startswith(f"{reason}, and inside a Slurm job nothing is installed")
-    cures = ("module load", "PYTHON", "conda", ".venv")
-    assert all(cure in run.err for cure in cures), run.story()
+    assert run.err.startswith("torch is missing: type ") and cure in run.err
     assert not (stand_in.folder / ".venv").exists()
 
 
-@pytest.mark.parametrize("job", ["", "1"])
-@pytest.mark.parametrize("sign", ["rocm-smi", "ROCM_PATH"])
-def test_env_sh_installs_nothing_beside_amd_gpus(stand_in, sign, job):
-    """The torch that pip finds by itself would train on the CPU. Also in a job, where the other
-    line would send users to the login node, to install just that.
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("2.1.2", "torch 2.1.2 is older than 2.8: type "), ("2.10.0a0+cu132", "")],
+)
+def test_env_sh_compares_versions_of_torch(stand_in, version, says):
+    stand_in.pretend_torch(version)
+    run = stand_in.run("source scripts/env.sh")
+    assert run.codes == [bool(says)] and run.err[: len(says) or None] == says, run.story()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("source scripts/env.sh", "Python 3.9 is older than 3.10: type "),
+        ("bash scripts/setup.sh", "the scripts need Python 3.10 or newer"),
+    ],
+)
+def test_old_python_is_refused(stand_in, line, says):
+    stand_in.pretend_old_python()
+    run = stand_in.run(line)
+    assert run.codes == [1] and run.err.startswith(says), run.story()
+
+
+@pytest.mark.slow
+def test_setup_sh_completes_a_venv(stand_in):
+    """With what requirements.txt lists, here nothing. This .venv has no pip: so python3 -m venv
+    leaves it where Debian's package python3-venv is missing.
     """
-    stand_in.add("python", WITHOUT_PACKAGES)
-    settings = {"SLURM_JOB_ID": job, "NPROC": "2"}
+    stand_in.add("python", stand_in.WITHOUT_PACKAGES)
+    command = [sys.executable, "-m", "venv", "--without-pip", stand_in.folder / ".venv"]
+    subprocess.check_call(command)
+    run = stand_in.run("bash scripts/setup.sh").succeeded()
+    assert run.err.startswith("torch is missing: installing torch"), run.story()
+    assert (stand_in.folder / ".venv/bin/pip").exists()
+
+
+def test_setup_sh_installs_into_the_active_environment(stand_in):
+    stand_in.add(
+        "python", f'case "$*" in *pip*) echo "$*" ;; *) {stand_in.WITHOUT_PACKAGES} ;; esac'
+    )
+    run = stand_in.run("bash scripts/setup.sh", VIRTUAL_ENV="/some/where").succeeded()
+    assert run.out == "-m pip install --quiet -r requirements.txt\n"
+    assert not (stand_in.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize("sign", ["rocm-smi", "ROCM_PATH"])
+def test_setup_sh_installs_nothing_beside_amd_gpus(stand_in, sign):
+    """The torch that pip finds by itself would train on the CPU. A torch that is there is taken."""
     if sign == "rocm-smi":
         stand_in.add("rocm-smi", "exit 0\n")
     else:
         (stand_in.folder / "rocm").mkdir()
-    run = stand_in.run("source scripts/env.sh", **settings)
+    assert stand_in.run("bash scripts/setup.sh").succeeded().err == ""
+    stand_in.add("python", stand_in.WITHOUT_PACKAGES)
+    run = stand_in.run("bash scripts/setup.sh")
     assert run.codes == [1] and run.err.count("\n") == 1, run.story()
     assert run.err.startswith("torch is missing, and for AMD's GPUs nothing is installed")
-    cures = ("module load", "PYTHON", "https://pytorch.org/get-started/locally/")
-    assert all(cure in run.err for cure in cures), run.story()
-    assert not (stand_in.folder / ".venv").exists()
-
-
-def test_env_sh_takes_the_torch_that_is_active_beside_amd_gpus(stand_in):
-    """A build for ROCm is found as any other."""
-    stand_in.add("rocm-smi", "exit 0\n")
-    write_metadata(stand_in.folder / "site", "torch", "2.10.0+rocm7.0")
-    settings = {"PYTHONPATH": str(stand_in.folder / "site"), "NPROC": "2"}
-    assert stand_in.run("source scripts/env.sh", **settings).succeeded().err == ""
-
-
-def test_env_sh_takes_a_newer_torch(stand_in):
-    """2.10 is newer than 2.8, and an addition such as +cu132 is no number."""
-    write_metadata(stand_in.folder / "site", "torch", "2.10.0a0+cu132")
-    settings = {"PYTHONPATH": str(stand_in.folder / "site"), "NPROC": "2"}
-    assert stand_in.run("source scripts/env.sh", **settings).succeeded().err == ""
-
-
-def test_env_sh_says_that_python_is_too_old(stand_in):
-    """Where the active Python is, and the one that would make .venv."""
-    for program in ("python", "python3"):
-        stand_in.add(program, python_of_version((3, 9, 2)))
-    run = stand_in.run("source scripts/env.sh", NPROC="2")
-    assert run.codes == [1]
-    assert run.err == f"{OLD_PYTHON}: the scripts need Python 3.10 or newer\n"
-    assert not (stand_in.folder / ".venv").exists()
 
 
 def test_env_sh_refuses_other_shells(stand_in):
-    """zsh has no BASH_SOURCE, and .venv would come into the folder above the repository."""
+    """zsh has no BASH_SOURCE, and REPO would be the folder above the repository."""
     run = stand_in.run("unset BASH_VERSION; source scripts/env.sh")
     assert run.codes == [1] and run.err.startswith("scripts/env.sh works in bash alone")
 
 
 def test_env_sh_counts_the_gpus_that_torch_sees(stand_in):
-    """Without nvidia-smi too, as on a machine with AMD's GPUs."""
-    settings = stand_in.add_torch(8) | {"NPROC": ""}
-    run = stand_in.run("source scripts/env.sh; echo $NPROC", **settings).succeeded()
+    """Where there is a driver: importing torch takes seconds."""
+    stand_in.add("nvidia-smi", "exit 0\n")
+    (stand_in.folder / "site").mkdir()
+    torch = "class cuda:\n    device_count = staticmethod(lambda: 8)\n"
+    (stand_in.folder / "site/torch.py").write_text(torch)
+    run = stand_in.run("source scripts/env.sh; echo $NPROC", NPROC="").succeeded()
     assert run.out == "8\n"
 
 
-def test_env_sh_counts_cores_without_nproc(stand_in):
-    """As on macOS."""
-    for program in ("env", "getconf"):
-        (stand_in.folder / "bin" / program).symlink_to(shutil.which(program))
-    run = stand_in.run("source scripts/env.sh; PATH=$PWD/bin; core_count", NPROC="2").succeeded()
-    assert int(run.out) == os.cpu_count()
+def test_env_sh_sets_what_is_not_set(stand_in):
+    names = "NPROC OMP_NUM_THREADS MALLOC_TRIM_THRESHOLD_ MALLOC_MMAP_THRESHOLD_ TQDM_DELAY"
+    names = f"{names} TQDM_MININTERVAL TQDM_MAXINTERVAL".split()
+    show = f"source scripts/env.sh; echo {' '.join(f'${name}' for name in names)}"
+    mine = {name: str(number) for number, name in enumerate(names, 3)}
+    assert stand_in.run(show, **mine).succeeded().out == "3 4 5 6 7 8 9\n"
+    run = stand_in.run(show, **dict.fromkeys(names, ""), CUDA_VISIBLE_DEVICES="").succeeded()
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert run.out == f"2 {threads} 1000000000 1000000000 60 60 60\n"
 
 
-def test_set_threads_shares_the_cores_again_unless_they_were_asked_for(stand_in):
-    show = "source scripts/env.sh; set_threads 2 8; set_threads 16 8; set_threads 3 8"
-    show += "; echo $OMP_NUM_THREADS"
-    assert stand_in.run(show, NPROC="1", OMP_NUM_THREADS="").succeeded().out == "2\n"
-    assert stand_in.run(show, NPROC="1", OMP_NUM_THREADS="5").succeeded().out == "5\n"
+def test_env_sh_shares_the_cores_again_unless_threads_were_asked_for(stand_in):
+    """Sourced for many processes, then for one: as if it had not been sourced before."""
+    show = "NPROC=1000; source scripts/env.sh; NPROC=1; source scripts/env.sh"
+    show += "; echo $OMP_NUM_THREADS; set_threads 2 8; set_threads 3 8; echo $OMP_NUM_THREADS"
+    cores = len(os.sched_getaffinity(0))
+    assert stand_in.run(show, OMP_NUM_THREADS="").succeeded().out == f"{cores}\n2\n"
+    assert stand_in.run(show, OMP_NUM_THREADS="5").succeeded().out == "5\n5\n"
 
 
-def test_tcp_sh_does_not_rely_on_wait_n(stand_in):
-    """bash can forget a rank that ends at the same moment as another: wait -n then says 127."""
-    stand_in.add("python", StandIn.TRAINS)
-    forget = 'wait() { [ "${1:-}" != -n ] || { builtin wait -n; return 127; }; builtin wait "$@"; }'
-    (stand_in.folder / "forget").write_text(forget)
-    run = stand_in.run(
-        "bash scripts/mnmc_ddp_tcp.sh", NPROC="3", BASH_ENV=f"{stand_in.folder}/forget"
-    )
-    assert run.succeeded().out.count("epoch 1/1") == 3
+def test_env_sh_lets_threads_sleep_on_a_busy_machine(stand_in, launch):
+    """It says so, keeps what you have set, and decides again when it is sourced again."""
+    show = "source scripts/env.sh; echo $OMP_WAIT_POLICY; is_busy() { false; }; set_waiting"
+    show += "; echo ${OMP_WAIT_POLICY:-idle}"
+    cores = len(os.sched_getaffinity(0))
+    with launch([[sys.executable, "-c", "while True: pass"]] * cores):
+        run = stand_in.run(show, OMP_WAIT_POLICY="", GOMP_SPINCOUNT="").succeeded()
+        mine = stand_in.run(show, OMP_WAIT_POLICY="active").succeeded()
+    assert run.out == "passive\nidle\n" and run.err.startswith("this machine is busy"), run.story()
+    assert mine.out == "active\nactive\n" and mine.err == ""
+
+
+@pytest.mark.parametrize(("ending", "status"), [("one rank is killed", 137), ("SIGTERM", 143)])
+def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
+    """With the status of the rank that failed. SIGTERM also reaches a rank that is stopped."""
+    pause = f'exec {shlex.quote(sys.executable)} -c "import signal; signal.pause()" "$@"'
+    stand_in.add("python", f"{stand_in.TRAINS}{pause}")
+    line = f"cd {stand_in.folder}; PATH=$PWD/bin:$PATH; exec bash scripts/mnmc_ddp_tcp.sh"
+    run = stand_in.launch([["bash", "-c", line]], env={"NPROC": "3"})
+    run.wait_for(lambda: len(run.epochs()) == 3, 60, "three ranks")
+    rank = psutil.Process(run.pid_of(1))
+    if ending == "SIGTERM":
+        rank.suspend()
+        run.wait_for(lambda: rank.status() == psutil.STATUS_STOPPED, 10, "rank 1 to stop")
+        run.processes[0].terminate()
+    else:
+        rank.kill()
+    assert run.wait(30).codes == [status]
+    run.wait_for(lambda: not run.pids(), 10, "all ranks to be gone")
 
 
 @pytest.mark.parametrize("launcher", ["mnmc_ddp_tcp.sh", "mnmc_ddp_mp.sh"])
-def test_ranks_of_one_machine_meet_in_a_new_file(stand_in, launcher):
+def test_ranks_of_one_machine_meet_in_a_new_file_and_on_lo(stand_in, launcher):
     """No port, which somebody else could take first; tcp.sh deletes the file."""
-    stand_in.add("python", StandIn.TRAINS)
+    stand_in.add("python", stand_in.TRAINS)
     line = f"bash scripts/{launcher}"
-    run = stand_in.run(f"{line}; {line}", NPROC="2", TMPDIR=str(stand_in.folder)).succeeded()
-    files = re.findall(r"--init-method file://(\S+)", run.out)
+    run = stand_in.run(f"{line}; {line}", TMPDIR=str(stand_in.folder)).succeeded()
+    files = re.findall(r"on lo lo argv .*--init-method file://(\S+)", run.out)
     assert len(set(files)) == 2 and all(f.startswith(f"{stand_in.folder}/") for f in files)
     if launcher == "mnmc_ddp_tcp.sh":
         assert len(files) == 4 and not any(os.path.exists(file) for file in files)
 
 
-@pytest.mark.parametrize("setting", quick_for(["", "1"], ""))
+@pytest.mark.parametrize("setting", ["", "1"])
 def test_run_all_starts_a_job_only_when_asked(stand_in, setting):
     """Also on a login node, where a controller answers; a single process has all cores."""
     for program in ("python", "torchrun"):
-        stand_in.add(program, StandIn.TRAINS)
+        stand_in.add(program, stand_in.TRAINS)
     stand_in.add("scontrol", "exit 0\n")
-    stand_in.add("srun", f"echo a job of Slurm\n{StandIn.TRAINS}")
-    settings = stand_in.add_torch(0) | {"SRUN": setting, "OMP_NUM_THREADS": ""}
+    stand_in.add("srun", f"echo a job of Slurm\n{stand_in.TRAINS}")
+    settings = {"SRUN": setting, "OMP_NUM_THREADS": "", "CUDA_VISIBLE_DEVICES": ""}
     run = stand_in.run("bash scripts/run_all.sh", **settings).succeeded()
     assert ("a job of Slurm" in run.out) == (setting == "1"), run.story()
+    table = run.out[run.out.rindex("\nscript ") + 1 :].splitlines()[1:8]
+    assert [row.split()[0] for row in table] == ["snsc.py", *SCRIPTS]
     last = "srun " if setting else "torchrun (SRUN=1: srun) "
-    assert run.out.splitlines()[-1].startswith(f"mnmc_ddp_slurm.py  {last}")
-    threads = [int(number) for number in re.findall(r"threads (\d+) argv", run.out)]
+    assert table[-1].startswith(f"mnmc_ddp_slurm.py  {last}")
+    threads = [int(number) for number in re.findall(r"threads (\d+) on", run.out)]
     cores = len(os.sched_getaffinity(0))
-    assert threads[:2] == [cores] * 2 and set(threads[2:]) == {max(1, cores // 2)}
+    assert threads[:3] == [1, cores, cores] and set(threads[3:]) == {max(1, cores // 2)}
+
+
+def test_run_all_ends_at_the_first_script_that_fails(stand_in):
+    stand_in.add("python", f'{stand_in.TRAINS}case "$1" in *snmc_dp.py) exit 3 ;; esac\n')
+    run = stand_in.run("bash scripts/run_all.sh", CUDA_VISIBLE_DEVICES="")
+    assert run.codes == [1] and run.err == "snmc_dp.py failed: its output is above\n"
+    assert "mnmc_ddp_tcp.py" not in run.out and "launched by  " not in run.out
 
 
 @pytest.mark.parametrize("option", ["--checkpoint last.pt", "--check=last.pt"])
 def test_run_all_refuses_one_checkpoint_for_six_scripts(stand_in, option):
     run = stand_in.run(f"bash scripts/run_all.sh --amp {option}")
     assert run.codes == [2] and run.err.startswith("--checkpoint names one file"), run.story()
-
-
-@pytest.mark.parametrize(
-    ("expression", "wanted"),
-    [
-        ("gpu", True),
-        ("gpu and not slow", True),
-        ("not gpu", False),
-        ("not slow and not stress", False),
-        ("gpu or slow", False),
-        ("", False),
-    ],
-)
-def test_gpus_are_visible_to_tests_of_gpus_alone(expression, wanted):
-    assert wants_gpus(expression) == wanted
-
-
-def test_env_sh_keeps_what_is_set(launch):
-    show = "source scripts/env.sh; echo $NPROC $OMP_NUM_THREADS $MALLOC_TRIM_THRESHOLD_"
-    env = {"NPROC": "5", "OMP_NUM_THREADS": "7", "MALLOC_TRIM_THRESHOLD_": "9"}
-    assert launch([["bash", "-euc", show]], env=env).succeeded().out == "5 7 9\n"
-
-
-def test_env_sh_counts_its_own_threads_anew(launch):
-    """Sourced for two processes, then for one: all cores, as if it had not been sourced before."""
-    show = "NPROC=1; source scripts/env.sh; echo $OMP_NUM_THREADS"
-    twice = f"NPROC=1000; source scripts/env.sh; echo $OMP_NUM_THREADS; {show}"
-    env = {"OMP_NUM_THREADS": ""}
-    first, again = (
-        launch([["bash", "-euc", script]], env=env).succeeded() for script in (show, twice)
-    )
-    assert again.out == f"1\n{first.out}"

@@ -5,9 +5,7 @@ where that is not the layout of the weight (pytorch issue 197517). The imitation
 """
 
 import pytest
-import torch
-from forked import run_forked_ranks
-from launch import REPO, free_port
+from launch import REPO, free_port, run_forked_ranks
 from tiny_data import write_cifar10, write_mnist
 
 WARNING = "Grad strides do not match bucket view strides"
@@ -75,15 +73,3 @@ def test_gradients_have_the_strides_that_ddp_expects(tmp_path, dataset, amp):
     codes, out, err = run_forked_ranks(path, 2, free_port(), tmp_path / "run", seconds=120)
     assert codes == [0, 0] and "epoch 1/1" in out, err
     assert WARNING not in err
-
-
-def test_images_and_weights_are_channels_last():
-    """What a batch of one channel is after indexing, and after the arithmetic on it."""
-    import snsc
-
-    split = snsc.load_split("synthetic", None, train=False)
-    images, _ = split[[5, 3, 2]]
-    for batch in (split.tensors[0], images, images.float() / 127.5 - 1):
-        assert batch.stride() == (784, 1, 28, 1)
-    colour = torch.zeros(4, 32, 32, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    assert snsc.augment(colour).stride() == colour.stride() == (3072, 1, 96, 3)

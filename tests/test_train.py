@@ -23,6 +23,8 @@ def check_epoch(run):
     assert epoch["count"] == TEST_IMAGES, run.story()
     assert epoch["test"] > 95, run.story()
     assert abs(epoch["test"] - 100 * epoch["correct"] / epoch["count"]) < 0.006, run.story()
+    # img/s counts the images of all ranks; the printed seconds are rounded.
+    assert epoch["speed"] * epoch["seconds"] == pytest.approx(10_000, rel=0.1), run.story()
     assert run.own_err() == "", run.story()
 
 
@@ -56,12 +58,6 @@ def test_three_processes(launch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_three_processes_of_each_script_print_the_same_numbers(launch):
-    check_same_numbers([launch(script, 3, *ONE_EPOCH).succeeded() for script in DDP], 3)
-
-
-@pytest.mark.slow
 def test_ddp_with_one_process(launch):
     check_ddp(launch("mnmc_ddp_env.py", 1, *ONE_EPOCH).succeeded(), 1)
 
@@ -80,7 +76,6 @@ def two_processes(script):
     return [[*command, *meet, "-e", "1"] for command in commands]
 
 
-@pytest.mark.timeout(600)  # four trainings
 def test_docstring_commands_for_two_processes_print_the_same_numbers(launch):
     check_same_numbers([launch(two_processes(script)).succeeded() for script in DDP], 2)
 
@@ -97,13 +92,10 @@ def test_cifar10_from_batches(launch, tmp_path):
 
 @pytest.mark.slow
 def test_amp_on_cpu_learns_as_well_as_fp32(launch):
-    """In bf16 the loss falls, to other numbers, and to an accuracy within a point."""
-    options = ("--dataset", "synthetic", "-e", "2")
-    fp32, amp = (launch("snsc.py", 1, *options, *more).succeeded() for more in ((), ("--amp",)))
-    first, second = amp.epochs()
-    assert second["loss"] < first["loss"], amp.story()
+    """In bf16 the numbers are others, and the accuracy is within a point."""
+    fp32, amp = (launch("snsc.py", 1, *ONE_EPOCH, *more).succeeded() for more in ((), ("--amp",)))
     assert amp.metrics() != fp32.metrics()
-    assert abs(second["test"] - fp32.epochs()[1]["test"]) < 1, amp.story()
+    assert abs(amp.epochs()[0]["test"] - fp32.epochs()[0]["test"]) < 1, amp.story()
 
 
 def test_finished_run_has_nothing_left_to_do(launch, tmp_path):

@@ -1,125 +1,317 @@
-"""The symptom tables of docs/troubleshooting.md: each row's mark says how we know it, truly."""
+"""docs/troubleshooting.md: what it says without a mark is made here or in another test."""
 
 import re
 import subprocess
 import sys
-from typing import NamedTuple
 
 import pytest
-import update_pages
-from launch import REPO
-from messages import MESSAGES, hide_numbers
+import torch
+from launch import REPO, free_port, quick_for, run_forked_ranks
+from messages import MESSAGES, hide_numbers, says
+from torch.utils.data import DistributedSampler
 
-TEXT = (REPO / "docs" / "troubleshooting.md").read_text()
-MARKS = {"✓": "tested", "●": "seen by hand", "○": "read in a linked source", "?": "believed"}
-# Rows marked ✓ whose symptom is no message: the test that makes it.
+PAGE = (REPO / "docs" / "troubleshooting.md").read_text()
+# Symptoms in words, and what makes them: a test, or an example that asserts it.
 MADE_BY = {
-    "at the end of an epoch": "test_symptoms.py::test_hang_at_the_end",
-    "in the evaluation": "test_symptoms.py::test_hang_in_evaluation",
-    "when one rank stops early": "docs/examples/early_stopping.py",
+    "an error about connecting with `file://`": "test_failures.py::test_file_left_over",
+    "at the end of an epoch": "test_troubleshooting.py::test_rank_waits",
+    "in the evaluation": "test_troubleshooting.py::test_rank_waits",
+    "when one rank stops early": "test_troubleshooting.py::test_launch_says",
     "when one rank skips a step": "docs/examples/irregular_steps.py",
     "when one rank has fewer batches": "docs/examples/uneven_inputs.py",
-    "an error about connecting with `file://`": "test_failures.py::test_file_left_over",
-    "every epoch has the same order": "test_symptoms.py::test_every_epoch_has_the_same_order",
+    "every epoch has the same order": "test_troubleshooting.py::test_every_epoch",
     "as many steps with four": "docs/examples/iterable_dataset.py",
     "an accuracy that changes a little": "docs/examples/exact_metrics.py",
     "a resumed run differs": "test_failures.py::test_killed_run_resumes",
+    "the same, although `find_unused": "test_troubleshooting.py::test_unused_parameters_although",
+}
+
+# Mistakes by what torch says of them: how many ranks make them, with 0 a plain python, and lines
+# that follow START. The model has two outputs; `pick` is what a step takes of them.
+START = """
+import argparse, dataclasses, os, signal, socket
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+@dataclasses.dataclass
+class Both:
+    first: torch.Tensor
+    second: torch.Tensor
+
+class Layers(nn.Module):
+    def __init__(self, output):
+        super().__init__()
+        self.first, self.second, self.output = nn.Linear(4, 4), nn.Linear(4, 4), output
+
+    def forward(self, x, both=True):
+        first = self.first(x)
+        return self.output(first, self.second(first) if both else first)
+
+class Dies(list):
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+rank = int(os.environ.get("RANK", 0))
+
+def join():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+
+def wrap(model, **options):
+    join()
+    return DistributedDataParallel(model, **options)
+
+def two(output=lambda *both: both, **options):
+    return wrap(Layers(output), **options)
+
+def step(model, pick=lambda both: both[1], inputs=None, **options):
+    pick(model(torch.ones(2, 4), **options)).sum().backward(inputs=inputs)
+
+"""
+STATIC, FIND = "model = two(static_graph=True)\n", "find_unused_parameters=True"
+MISTAKES = {
+    "environment variable RANK expected, but not set": (0, "join()"),
+    "Default process group has not been initialized": (0, "DistributedSampler(range(4))"),
+    "trying to initialize the default process group twice": (1, "join(); join()"),
+    "OSError: [Errno {N}] Address already in use": (
+        0,
+        "servers = [socket.create_server(('', 18889)) for _ in range(2)]",
+    ),
+    "Expected to have finished reduction in the prior iteration": (
+        1,
+        "model = two()\nfor _ in range(2): step(model, both=False)",
+    ),
+    "not compatible with static_graph set to True": (  # an output that is never in the loss
+        1,
+        STATIC + "for _ in range(3): step(model, lambda both: both[0])",
+    ),
+    "Your training graph has changed in this iteration": (
+        1,
+        STATIC + "for both in (False, True, True): step(model, both=both)",
+    ),
+    f"{FIND} was specified in DDP constructor, but did not find any unused parameters": (
+        1,
+        f"step(two({FIND}))",
+    ),
+    "DDP expects same model across all ranks": (2, "two() if rank else wrap(nn.Linear(4, 4))"),
+    "appears not to match sizes": (2, "wrap(nn.Linear(4, 4 + rank))"),
+    "appears not to match strides": (
+        2,
+        "model = nn.Conv2d(3, 4, 3)\n"
+        "wrap(model.to(memory_format=torch.channels_last) if rank else model)",
+    ),
+    "'DistributedDataParallel' object has no attribute": (1, "two().first"),
+    "DistributedDataParallel device_ids and output_device arguments": (1, "two(device_ids=[0])"),
+    "op.preamble.length <= op.nbytes": (  # twice the bytes, because integers are int64
+        2,
+        "join(); dist.broadcast(torch.zeros(2) if rank else torch.tensor([1, 2]), 0)",
+    ),
+    "ProcessGroupGloo::allgather: invalid tensor size at index": (
+        2,
+        "join(); dist.all_gather([torch.zeros(2), torch.zeros(3)], torch.zeros(2 + rank))",
+    ),
+    "Detected mismatch between collectives on ranks": (
+        2,
+        "dist.set_debug_level(dist.DebugLevel.DETAIL)\n"
+        "join(); dist.all_reduce(torch.ones(2 + rank))",
+    ),
+    "Missing key(s) in state_dict": (
+        1,
+        "model = two(); model.module.load_state_dict(model.state_dict())",
+    ),
+    "Weights only load failed": (
+        0,
+        "torch.save(argparse.Namespace(), 'last.pt'); torch.load('last.pt', weights_only=True)",
+    ),
+    "DataLoader worker (pid(s) {N}) exited unexpectedly": (
+        0,
+        "list(DataLoader(Dies([1, 2]), num_workers=1))",
+    ),
+    "Expected more than 1 value per channel when training": (
+        0,
+        "nn.BatchNorm1d(4)(torch.ones(1, 4))",
+    ),
+}
+# What must be launched, by all that is said then: the command, and the program for its last word.
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node"]
+NODES = ["torchrun", "--nnodes", 2, "--rdzv-id", "x", "--rdzv-conf"]
+HANDLER = ["env", "PYTHONFAULTHANDLER=1", *TORCHRUN, 2]
+DETAIL = ["env", "TORCH_DISTRIBUTED_DEBUG=DETAIL", *TORCHRUN, 2]
+EARLY = """
+model = wrap(nn.Sequential(nn.Linear(4, 4), {}))
+for i in range(6):
+    if rank == 1 and i == 3:
+        break
+    step(model, lambda y: y)
+dist.all_reduce(torch.zeros(2))
+"""
+KILLED = (
+    "ChildFailedError",
+    "Signal {N} (SIGKILL) received by PID",
+    "exitcode: -9",
+    "Sending process {N} closing signal SIGTERM",
+)
+LAUNCHES = {
+    KILLED: ([*TORCHRUN, 2], "os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()"),
+    ("To enable traceback see",): ([*TORCHRUN, 1], "raise ValueError('no labels')"),
+    ("traceback : Traceback (most recent call last)", "ValueError: no labels"): (
+        [*TORCHRUN, 1],
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\ndef main(): raise ValueError('no labels')\nmain()",
+    ),
+    ("torchrun: command not found",): (["bash", "-c", "PATH=/; torchrun"], ""),
+    ("ValueError: Cuda is not available.",): ([*TORCHRUN, "gpu"], ""),
+    ("{N}/{N} clients joined",): ([*NODES, "timeout=3", "--master-port", 0], ""),
+    ("RendezvousTimeoutError",): (
+        [*NODES, "join_timeout=3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"],
+        "",
+    ),
+    ("An attempt has been made to start a new process before",): (
+        ["python"],
+        "torch.multiprocessing.spawn(print)",
+    ),
+    # An early exit aborts at a named line, or hangs, by what comes next; DETAIL crashes.
+    ("op.preamble.length <= op.nbytes", "Signal {N} (SIGABRT)", 'py", line {N} in <module>'): (
+        HANDLER,
+        EARLY.format("nn.ReLU()"),
+    ),
+    ("rank stalled",): (HANDLER, EARLY.format("nn.BatchNorm1d(4)")),
+    ("Signal {N} (SIGSEGV) received by PID",): (DETAIL, EARLY.format("nn.ReLU()")),
 }
 
 
-class Row(NamedTuple):
-    """A row of a symptom table: its section, its mark, its messages, and the whole line."""
-
-    section: str
-    mark: str
-    seen: str
-    messages: list
-    line: str
-
-
 def read_rows():
-    """Returns the rows of all tables whose first column is a mark."""
-    rows, section, columns = [], "", []
-    for line in TEXT.splitlines():
-        if line.startswith("#"):
-            section = line.strip("# ")
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if cells and cells[0] == "":
-            columns = cells
-        elif cells and cells[0] in MARKS and "what to do" in columns:
-            seen = cells[1 : columns.index("what to do")]
-            messages = [text for cell in seen for text in re.findall(r"`([^`]+)`", cell)]
-            rows.append(Row(section, cells[0], " ".join(seen), messages, line))
-        elif not cells:
-            columns = []
-    return rows
+    """(symptom, line) of each row below `you see` or `where it hangs`, but for those of nccl."""
+    text = re.sub(r"(?ms)^### Messages of nccl$.*?^## ", "## ", PAGE)
+    tables = re.findall(
+        r"^\| (?:you see|where it hangs) \|.*\n\| --- .*\n((?:\|.*\n)+)", text, re.M
+    )
+    return [(re.split(r" (?<!\\)\| ", line)[0][2:], line) for line in "".join(tables).splitlines()]
 
 
 ROWS = read_rows()
-EXAMPLES = "".join(
-    block.code
-    for page in update_pages.PAGES
-    for block in update_pages.read_blocks(page.read_text())
-    if block.mark.startswith("printed by docs/examples/")
-)
-SHOWN = [hide_numbers(text) for message in MESSAGES.values() for text in message.all_texts()]
+MADE = [text for texts in MESSAGES.values() for text in texts] + [*MISTAKES, *sum(LAUNCHES, ())]
 
 
-def is_shown(message):
-    """Whether a test looks for this message, or an example prints it."""
-    return any(hide_numbers(message) in text for text in SHOWN) or message in EXAMPLES
+def test_tables_are_short():
+    tables = re.findall(r"(?:^\|.*\n)+", PAGE, re.M)
+    assert len(ROWS) > 80 and max(map(len, tables)) < 3200
 
 
-def exists(test):
-    """Whether there is a test whose name begins so, or an example."""
-    file, _, function = test.partition("::")
-    if not function:
-        return (REPO / file).exists()
-    return f"def {function}" in (REPO / "tests" / file).read_text()
-
-
-def test_there_are_rows_with_a_mark_that_the_page_explains():
-    assert len(ROWS) > 90
-    table_rows = re.findall(r"^\| ([^\w\s-]) \|", TEXT, re.MULTILINE)
-    assert set(table_rows) == set(MARKS)
-    assert len(table_rows) == len(ROWS) + len(MARKS)
-
-
-def test_the_cure_stands_before_the_cause():
-    headers = re.findall(r"^\| \| .*what to do.*\|$", TEXT, re.MULTILINE)
-    assert len(headers) >= 8
-    assert all(header.endswith("| what to do | why |") for header in headers)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}: {row.seen}"[:60])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:50])
 def test_row_says_truly_how_we_know(row):
-    """A search finds one message in a row, and its mark is neither too strong nor too weak."""
-    assert "`, `" not in row.seen and "` or `" not in row.seen, row
-    if row.mark == "✓":
-        made_by = [test for seen, test in MADE_BY.items() if row.seen.startswith(seen)]
-        if made_by:
-            assert exists(*made_by), made_by
-        else:
-            assert row.messages, "a symptom in words: name its test in MADE_BY"
-            assert is_shown(row.messages[0]), (row.messages[0], "tests/messages.py")
-    elif row.mark == "●" and row.messages:
-        assert not is_shown(row.messages[0]), "a test shows it: mark it ✓"
-    elif row.mark == "○" and row.section != "Messages of nccl":
-        assert "](" in row.line, row
+    """Its mark, which holds until the next one, is neither too weak nor too strong."""
+    symptom, line = row
+    mark = ""
+    for new_mark, message in re.findall(r"(?:^|, )([●○?]?) ?\[?`([^`]+)`", symptom):
+        mark = new_mark or mark
+        made = any(hide_numbers(message) in hide_numbers(text) for text in MADE)
+        assert made == (mark == ""), (message, mark)
+    if symptom[0] not in "●○?`":
+        ((file, _, function),) = (
+            test.partition("::") for words, test in MADE_BY.items() if symptom.startswith(words)
+        )
+        text = (REPO / "tests" / file if function else REPO / file).read_text()
+        assert f"def {function}" in text
+    assert "○" not in symptom or "](" in line, "a link to the source"
+
+
+def run_ranks(tmp_path, processes, lines):
+    """Returns (statuses, stdout, stderr) of a program of these lines."""
+    (tmp_path / "program.py").write_text(START + lines)
+    return run_forked_ranks(tmp_path / "program.py", processes, free_port(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistake_says_its_message(tmp_path, message):
+    codes, _, err = run_ranks(tmp_path, *MISTAKES[message])
+    assert says(message, err), err
+    assert any(codes) == (not message.startswith(FIND)), (codes, err)  # that one is a warning
+
+
+ALTHOUGH = {
+    "backward has inputs": "step(model, lambda both: both.second, [model.module.first.weight])",
+    "an output of a dataclass is not in the loss": "step(model, lambda both: both.first)",
+    "through .module": "model(torch.ones(2, 4)); step(model.module, lambda both: both.first)",
+}
+
+
+@pytest.mark.parametrize("name", ALTHOUGH)
+def test_unused_parameters_although_find_unused_parameters_is_set(tmp_path, name):
+    lines = f"model = two(Both, {FIND})\nfor _ in range(2): {ALTHOUGH[name]}"
+    codes, _, err = run_ranks(tmp_path, 1, lines)
+    assert codes == [1] and "Expected to have finished reduction" in err, err
+
+
+# A rank is through before the other, and stays, or that one would see a closed connection.
+STAY = """
+store = dist.distributed_c10d._get_default_store()
+store.set(f"{rank}", "")
+try: store.wait([f"{1 - rank}"], timedelta(seconds=20))
+except RuntimeError: pass
+"""
+EVALUATE = "model = wrap(nn.BatchNorm1d(4)); step(model, lambda y: y); model.eval()\n"
+WAITS = {
+    "one rank calls": ("join()\nif rank == 0: dist.all_reduce(torch.ones(1))", [1, 0]),
+    "through DDP": (EVALUATE + "for _ in range(3 + rank): model(torch.ones(2, 4))", [0, 1]),
+    "bare model": (EVALUATE + "for _ in range(3 + rank): model.module(torch.ones(2, 4))", [0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_rank_waits_for_a_call_that_the_other_does_not_make(tmp_path, name):
+    lines, expected = WAITS[name]
+    codes, _, err = run_ranks(tmp_path, 2, lines + STAY)
+    assert codes == expected, err
+    assert says("rank stalled", err, 10000) == (1 in expected), err
+
+
+@pytest.mark.parametrize("messages", quick_for(LAUNCHES, KILLED), ids=lambda messages: messages[0])
+def test_launch_says_its_messages(launch, tmp_path, messages):
+    if "Cuda" in messages[0] and torch.cuda.is_available():
+        pytest.skip("there is a GPU to find")
+    command, lines = LAUNCHES[messages]
+    (tmp_path / "program.py").write_text(START + lines)
+    run = launch([[*command, tmp_path / "program.py"]]).wait()
+    assert any(run.codes) and all(says(message, run.err) for message in messages), run.story()
+
+
+def test_every_epoch_has_the_same_order_without_set_epoch():
+    sampler = DistributedSampler(range(100), 2, 0)
+    first = list(sampler)
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+BREAKPOINT = """
+def time_out():
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+join()
+before = time_out()
+dist.breakpoint(rank=1)
+print(f"rank {rank}: {before:.0f} s, then {time_out():.0f} s")
+"""
 
 
 @pytest.mark.slow
-def test_pdb_opens_in_one_rank():
-    """What is typed reaches rank 1, which adds 2, while rank 0 waits for it."""
-    program = REPO / "docs" / "examples" / "debug_one_rank.py"
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.run(
-        [*argv, program, "--stop"],
-        input="up\np total\nc\n",
+def test_pdb_opens_in_one_rank_and_sets_its_own_time_out(tmp_path):
+    """What is typed reaches rank 1, while rank 0 waits; the 10 seconds of the program are gone."""
+    (tmp_path / "program.py").write_text(START + BREAKPOINT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    run = subprocess.run(
+        [*command, "2", tmp_path / "program.py"],
+        input="up\np before\nc\n",
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert process.returncode == 0, process.stderr
-    assert "tensor(2.)" in process.stdout
-    assert "rank 0: 3" in process.stdout and "rank 1: 3" in process.stdout
+    assert run.returncode == 0, run.stderr
+    assert "(Pdb) 10.0" in run.stdout, run.stdout
+    for rank in range(2):
+        assert f"rank {rank}: 10 s, then 3600 s" in run.stdout, run.stdout

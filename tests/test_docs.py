@@ -1,0 +1,367 @@
+"""Nothing on the pages rots: commands run, blocks are those of files, links lead somewhere."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from unittest import mock
+
+import patches
+import pytest
+import torch
+import update_pages
+from launch import REPO, SCRIPTS, Launch, run_forked, shape
+from PIL import Image
+from test_progression import STEPS
+from torch.distributed.run import get_args_parser
+
+TEXTS = {page: page.read_text() for page in update_pages.PAGES}
+PROSE = {
+    page: re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for page, text in TEXTS.items()
+}
+BLOCKS = [(page, b) for page, text in TEXTS.items() for b in update_pages.read_blocks(text)]
+SHELL = [(page, block) for page, block in BLOCKS if block.language == "bash"]
+ALL_PAGES = pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+CONTRIBUTING = (REPO / ".github" / "CONTRIBUTING.md").read_text()
+
+
+def read(name):
+    return (REPO / name).read_text()
+
+
+def section(page, title):
+    """The text of a section of the second level of a page."""
+    part = read(page).partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert part, f"no section {title} in {page}"
+    return part
+
+
+# Blocks
+
+
+@ALL_PAGES
+def test_every_block_is_of_a_kind_that_is_checked(page):
+    """No indented or unnamed block, no marker that means nothing."""
+    text, blocks = TEXTS[page], [block for other, block in BLOCKS if other == page]
+    assert text.count("\n```") == 2 * len(blocks)
+    assert not re.search(r"^ {4}\S", PROSE[page], re.MULTILINE)
+    kinds = {
+        "bash": r"run$|run at once$|run by \S+$|not run: .+",
+        "diff": r"diff \S+ \S+$|patch \S+$|all of \S+ \S+$",
+        "python": r"(show|program|excerpt) .+",
+        "yaml": r"excerpt \S+$",
+        "mermaid": "$",
+    }
+    for block in blocks:
+        if block.language != "text":
+            assert re.match(kinds[block.language], block.mark), block
+        elif not re.match("printed by |not run: ", block.mark):
+            assert text[: block.start].endswith("```\n```text\n"), block
+
+
+@ALL_PAGES
+def test_blocks_are_those_of_the_files(page):
+    """Functions, programs, excerpts, patches, diffs, outputs, line numbers of who_hangs.py."""
+    text, errors = update_pages.update(TEXTS[page])
+    assert not errors, "\n".join(f"{page.relative_to(REPO)}:{error}" for error in errors)
+    assert text == TEXTS[page], "python scripts/docs/update_pages.py mends this page"
+
+
+def test_update_makes_stale_blocks_new_and_names_what_it_cannot_find():
+    """A function, an excerpt with other comments, a diff, a patch; a line that is gone."""
+    stale = "".join(
+        f"<!-- {mark} -->\n```{language}\n{code}```\n\n"
+        for mark, language, code in (
+            ("show snsc.py ConvNet.forward main", "python", "old\n"),
+            ("excerpt snsc.py", "python", "args = parse_args()\nold\ntrain(args, device)  # old\n"),
+            ("diff snsc.py snmc_dp.py", "diff", "old\n"),
+            ("patch zero1", "diff", "old\n"),
+            ("excerpt snsc.py", "python", "gone = 1\n"),
+        )
+    )
+    text, errors = update_pages.update(stale)
+    shown, lines, difference, patch, gone = (b.code for b in update_pages.read_blocks(text))
+    assert shown.startswith("def forward(self, x):\n    ") and "\n\n\ndef main():" in shown
+    assert "accelerator" in lines and "old" not in lines
+    assert "+    dp_model = nn.DataParallel(model)" in difference
+    assert patch.startswith("--- a/mnmc_ddp_env.py\n") and "ZeroRedundancyOptimizer" in patch
+    (error,) = errors
+    line = 1 + text[: text.index("gone = 1")].count("\n") - 1
+    assert error.startswith(f"{line}: ") and "no line" in error or "0 lines `gone = 1`" in error
+
+
+def output_under(page, block):
+    """The lines of the text block right under a block; none if there is none."""
+    for other, below in BLOCKS:
+        between = TEXTS[page][block.end : below.start] if other == page else ""
+        if between == "```\n```text\n":
+            return below.code.splitlines()
+    return []
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A copy of the repository's files, for commands that write into it, without a reader's own."""
+    own = ("answers.py", "mine.py", "checkpoints", "data", "run", "patched")
+    ignored = shutil.ignore_patterns(".git", ".venv", "*cache*", *own)
+    return Path(shutil.copytree(REPO, tmp_path_factory.mktemp("clone") / "repo", ignore=ignored))
+
+
+RUN = [
+    (page, block)
+    for page, block in SHELL
+    # README.zh-CN.md has README.md's commands: test_chinese.py.
+    if block.mark in ("run", "run at once") and page.name != "README.zh-CN.md"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [pytest.param(*row, id=f"{n}-{row[0].stem}-{row[1].heading}") for n, row in enumerate(RUN)],
+)
+def test_commands_run_and_print_lines_like_those_shown(clone, tmp_path, page, block):
+    lines = block.code.replace("\\\n", " ").splitlines()
+    commands = lines if block.mark == "run at once" else ["\n".join(lines)]
+    with Launch([["bash", "-euc", c] for c in commands], tmp_path / "output", cwd=clone) as run:
+        run.succeeded(240)
+        assert run.own_err() == "", run.story()
+        printed = [shape(line) for line in run.out.splitlines()]
+        for line in output_under(page, block):
+            assert shape(line) in printed, (line, run.story())
+
+
+@pytest.mark.parametrize(
+    "block", [b for _, b in SHELL if b.mark.startswith("run by")], ids=lambda block: block.heading
+)
+def test_commands_run_by_another_file_are_there(block):
+    """A test reads them from here by their section; .ci/run and the like have the words."""
+    text = read(block.mark.removeprefix("run by "))
+    if "page_commands(" in text:
+        assert re.search(rf'"{re.escape(block.heading)}"', text)
+    else:
+        commands = [line.split() for line in block.code.splitlines()]
+        assert all(any(word in text for word in argv if ".sh" in word) for argv in commands)
+
+
+def help_of(program, folder):
+    """What a program says of its options: its --help; a shell script's text, and its program's."""
+    if program == "torchrun":
+        return get_args_parser().format_help()
+    if program in ("srun", "sbatch"):  # they want a cluster's configuration, whatever they do
+        folder.mkdir()
+        (folder / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=none\n")
+        env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+        return subprocess.check_output([program, "--help"], text=True, env=env)
+    if program == "mine.py":  # the reader's copy of this script
+        program = "mnmc_ddp_env.py"
+    if program.startswith("patched/"):  # what scripts/patch.sh has written
+        program = patches.read_patch(Path(program).stem).script
+    if program.endswith(".py"):
+        return run_forked(program, ["--help"], folder / program)[1]
+    text = read(program)
+    for name in set(re.findall(r"\w+\.py", text)):
+        path = name if (REPO / name).exists() else f"scripts/measure/{name}"
+        text += help_of(path, folder) if (REPO / path).exists() else ""
+    return text
+
+
+def options_by_program(line):
+    """Yields (program, option): an option belongs to the last program or script before it."""
+    program = None
+    for word in line.replace("!", " ").split():  # a notebook's cell begins its commands with !
+        if word in ("torchrun", "srun", "sbatch") or word.endswith((".py", ".sh", ".sbatch")):
+            program = word
+        elif word.startswith("--") and program:
+            yield program, word.partition("=")[0]
+
+
+def test_commands_that_are_not_run_parse_and_their_options_exist(tmp_path):
+    """bash accepts them; every option is one that the program before it knows."""
+    helps = {}
+    for _, block in SHELL:
+        subprocess.run(["bash", "-n"], input=block.code, text=True, check=True)
+        if not block.mark.startswith("not run"):
+            continue
+        for line in block.code.replace("\\\n", " ").splitlines():
+            for program, option in options_by_program(line):
+                if program in ("srun", "sbatch") and not shutil.which(program):
+                    continue  # where there is no Slurm; .ci/run has one
+                if program not in helps:
+                    helps[program] = help_of(program, tmp_path / str(len(helps)))
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps[program]), (line, option)
+
+
+@pytest.mark.slow
+def test_recipe_both_sides_train_to_the_same_loss(tmp_path):
+    """One process with the batch of both, and two processes under torchrun."""
+    plain, ddp = (REPO / "docs" / "examples" / f"recipe_{name}.py" for name in ("plain", "ddp"))
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", 2, ddp]
+    out = []
+    for command in (["python", plain], torchrun):
+        with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
+            run.succeeded()
+            assert run.own_err() == "", run.story()
+            out.append(run.out)
+    assert re.fullmatch(r"loss 0\.\d{4}\n", out[0]) and out == [out[0]] * 2
+    assert out[0].strip() in TEXTS[update_pages.README]
+    assert "".join(re.findall(r"# (\d)", ddp.read_text())) == "1234564778"
+
+
+# Patches
+
+
+@pytest.mark.parametrize("name", patches.NAMES)
+def test_patch_is_current_and_on_a_page(name):
+    """It fits today's script, leaves no undefined name, and its command starts the copy."""
+    patch = patches.read_patch(name)
+    changed = patches.apply_patch(patch, read(patch.script))
+    assert changed != read(patch.script) and patches.find_mistakes(changed) == ""
+    assert f" patched/{name}.py" in patch.header
+    assert any(
+        f"<!-- patch {name} -->" in t or f"{name}.diff" in t or name in t for t in TEXTS.values()
+    )
+
+
+def test_patch_sh_applies_one_or_two_and_lists_all(clone, tmp_path):
+    """It writes what the tests take, and names the command."""
+    argv = ["bash", clone / "scripts" / "patch.sh"]
+    for names in (["zero1"], ["zero1", "accumulate_4"]):
+        output = subprocess.check_output([*argv, *names], text=True)
+        copy = clone / "patched" / f"{names[-1]}.py"
+        assert copy.read_text() == patches.write_patched(names, tmp_path).read_text()
+        copy.unlink()
+        command = re.search(r"^    (.+)$", patches.read_patch(names[-1]).header, re.MULTILINE)[1]
+        assert f"  {command}\n" in output
+    listed = subprocess.check_output(argv, text=True).splitlines()
+    assert [row.split()[0] for row in listed] == patches.NAMES
+    unknown = subprocess.run([*argv, "nothing"], capture_output=True, text=True)
+    assert unknown.returncode == 2 and "lists those that there are" in unknown.stderr
+
+
+@pytest.mark.slow
+def test_folder_of_images(launch, tmp_path):
+    """The patch for image folders makes a script that trains."""
+    script = patches.write_patched(["image_folders"], tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    for split, count in (("train", 8), ("val", 3)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = torch.randint(256, (240, 260, 3), generator=generator).to(torch.uint8)
+                Image.fromarray(pixels.numpy()).save(folder / f"{number}.jpg")
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, script]
+    run = launch([[*command, "--data-root", tmp_path / "images", "-e", "1", "-b", "4"]])
+    assert [line["count"] for line in run.succeeded().epochs()] == [6], run.story()
+    assert "UserWarning" not in run.err
+
+
+# Pages, links, lists
+
+
+def test_readme_is_a_front_door():
+    """One screen or a few, and nothing that a reader would have to fill in."""
+    text = TEXTS[update_pages.README]
+    assert len(text.splitlines()) <= 260 and len(text.split()) <= 2000
+    assert not re.search(r"\b(OWNER|REPOSITORY|ADDRESS)\b", text)
+
+
+@pytest.mark.parametrize("page", update_pages.PAGES[1:], ids=lambda page: page.name)
+def test_every_page_can_be_found(page):
+    """From the README, the course, the index or another page, if it does more than lead on."""
+    assert len(TEXTS[page].splitlines()) < 6 or any(
+        re.search(rf"\]\((docs/)?{re.escape(page.name)}", PROSE[p]) for p in PROSE if p != page
+    )
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", PROSE[page], re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@ALL_PAGES
+def test_links_lead_to_files_and_headings_that_exist(page):
+    """Across the pages; addresses outside are well-formed."""
+    for link in re.findall(r"\]\(([^)]+)\)", PROSE[page]):
+        if link.startswith("http"):
+            assert re.fullmatch(r"https?://[\w.-]+\.[a-z]+(/[^\s]*)?", link), link
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":  # side_by_side.html has a test of its own.
+            assert anchor in anchors(target), link
+
+
+@ALL_PAGES
+def test_files_that_are_named_exist(page):
+    pattern = r"`((?:scripts/|tests/|docs/)?[\w./]+\.(?:py|sh|sbatch|txt|md))`"
+    folders = (REPO, REPO / "tests", REPO / "scripts", REPO / "docs")
+    for name in set(re.findall(pattern, TEXTS[page])):
+        if "/" in name or name.startswith(("mnmc", "sn", "test_")):
+            assert any((folder / name).exists() for folder in folders), name
+
+
+def test_index_has_one_line_an_entry_in_the_order_of_the_alphabet():
+    """So that grep shows the entry with its link."""
+    lines = read("docs/index.md").partition("## Where to go next")[0].splitlines()
+    entries = [line for line in lines if line.startswith("- ")]
+    assert len(entries) >= 150
+    assert not [line for line in entries if not re.search(r": .*\]\([^)]+\)", line)]
+    keys = [re.sub(r"[^a-z0-9]", "", line.partition(": ")[0].lower()) for line in entries]
+    assert keys == sorted(set(keys))
+
+
+def test_every_list_of_the_scripts_names_the_same_six():
+    """git's files, the README's table, the diffs, the budgets, run_all.sh."""
+    argv = ["git", "-C", REPO, "ls-files", "*.py", ":!:*/*"]
+    assert set(subprocess.check_output(argv, text=True).split()) == set(SCRIPTS)
+    rows = re.findall(r"^\|.*\[`(\w+\.py)`\]\(\1\)", read("README.md"), re.MULTILINE)
+    assert tuple(dict.fromkeys(rows)) == SCRIPTS
+    headings = re.findall(r"^## (\w+\.py) to (\w+\.py)$", read("docs/diffs.md"), re.MULTILINE)
+    assert headings == [step[:2] for step in STEPS]
+    names = re.findall(r"^[^#\n]*\brun (\w+\.py) ", read("scripts/run_all.sh"), re.MULTILINE)
+    assert tuple(dict.fromkeys(names)) == SCRIPTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_option_is_documented_with_its_default(script):
+    """The table of the reference has the names and defaults of the parser."""
+    module = importlib.import_module(script.removesuffix(".py"))
+    parsers = []
+    with mock.patch.object(module.argparse.ArgumentParser, "parse_args", autospec=True) as parse:
+        parse.side_effect = lambda parser, *_: parsers.append(parser)
+        module.parse_args()
+    short = script.removesuffix(".py").rpartition("_")[2]
+    names_of = {"snsc": {"snsc", "all"}, "dp": {"all"}}.get(short, {short, "DDP", "all"})
+    table = re.findall(
+        r"^\| (`-.+?) \| (.+?) \| .+ \| (.+?) \|$",
+        section("docs/reference.md", "Options"),
+        re.MULTILINE,
+    )
+    rows = [
+        (set(re.findall(r"-[-\w]+", names)), default)
+        for names, default, who in table
+        if names_of & set(re.findall(r"\w+", who))
+    ]
+    actions = [a for a in parsers[0]._actions if a.dest != "help"]
+    documented = {name for names, _ in rows for name in names}
+    assert documented == {name for action in actions for name in action.option_strings}
+    for action in actions:
+        ((_, default),) = (row for row in rows if row[0] & set(action.option_strings))
+        if action.default is None or action.default is False:
+            assert default in ("none", "off") or "the rank" in default, (action, default)
+        else:
+            assert f"`{action.default}`" in default, (action, default)
+
+
+def test_contributing_names_files_that_exist():
+    """Its table says which command mends what a check finds."""
+    pattern = r"(?<![\w/])((?:scripts|docs|tests|\.ci)/[\w./]+|test_\w+\.py)"
+    for name in {name.rstrip(".") for name in re.findall(pattern, CONTRIBUTING)}:
+        assert (REPO / name).exists() or (REPO / "tests" / name).exists(), name

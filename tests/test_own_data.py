@@ -1,0 +1,58 @@
+"""A user's own Dataset in place of load_split() trains in every script, with loader workers too."""
+
+import re
+
+import pytest
+from launch import REPO, SCRIPTS, commands_for, quick_for
+
+OWN = '''
+class OwnData(torch.utils.data.Dataset):
+    """Reads one image at a time, as from a file."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        label = int(index) % 10  # a single number, and no list of them
+        return torch.full((1, 28, 28), 25 * label, dtype=torch.uint8), label
+
+
+def load_split(dataset, data_root, train):
+    return OwnData(96 if train else 21)
+
+
+'''
+
+
+@pytest.mark.parametrize("script", quick_for(SCRIPTS, "snsc.py", "mnmc_ddp_env.py"))
+def test_own_dataset_trains_with_two_workers(launch, tmp_path, script):
+    """The two words that the pages name are changed, and nothing else."""
+    text, replaced = re.subn(
+        r"^def load_split\(.*?(?=^def )", OWN, (REPO / script).read_text(), flags=re.M | re.S
+    )
+    text, loaders = re.subn(r"DataLoader\(t\w+_set,", r"\g<0> num_workers=2, batch_size=", text)
+    assert replaced == 1 and loaders == 2
+    (tmp_path / script).write_text(text)
+    # Spawned processes spawn their workers, and each imports torch: one process is enough there.
+    processes = 2 if script.startswith("mnmc") and script != "mnmc_ddp_mp.py" else 1
+    (command, *others) = commands_for(script, processes, "-e", 1, "-b", 8)
+    commands = [
+        [tmp_path / script if word == REPO / script else word for word in words]
+        for words in (command, *others)
+    ]
+    (epoch,) = launch(commands).succeeded(280).epochs()
+    assert epoch["count"] == 21
+
+
+def test_make_it_yours_names_lines_of_the_scripts():
+    """Each line of the page's table stands where the table says, in each script."""
+    section = (REPO / "docs" / "data.md").read_text().partition("\n## Make it yours\n")[2]
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert len(rows) == 6
+    for script in SCRIPTS:
+        text = (REPO / script).read_text()
+        for line, places in rows:
+            assert text.count(line) == len(places.split(",")), (script, line)
