@@ -18,7 +18,7 @@ Eight things turn a training script into this one. Comments such as "# 6" mark t
 Comments with "Easily forgotten" mark four more places.
 
 The rule: all ranks make the same collective calls in the same order. These are barrier(),
-broadcast(), all_reduce(), and those that DDP makes by itself. In each the ranks wait for one
+broadcast(), all_reduce(), and those inside DDP (mark 5). In each of them the ranks wait for one
 another. If a rank leaves one out, the others wait until --timeout, and fail.
 
 What changes from mnmc_ddp_env.py: srun starts the processes and puts rank, local rank and world
@@ -105,15 +105,15 @@ def setup_distributed(args):
     else:
         device = torch.device("cpu")
     # The backend is the library that sends tensors from process to process: nccl for NVIDIA's and
-    # AMD's GPUs, xccl for Intel's, gloo for CPUs. gloo sends a GPU's tensors by the CPU.
+    # AMD's GPUs, xccl for Intel's, gloo for CPUs. gloo sends a GPU's tensors through the CPU.
     backend = args.backend or dist.get_default_backend_for_device(device)
     # 2 Join the process group: all processes of this training. The call returns when all are in.
     dist.init_process_group(
         backend=backend,
         init_method="env://",  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
-        # device_id makes nccl and xccl connect the GPUs here, and not in the first collective call,
-        # so a fault of the network shows here. gloo sends by the CPUs and needs none.
+        # device_id makes nccl and xccl connect the GPUs in this call, not in the first collective
+        # one, so a fault of the network shows here. gloo connects no GPUs, and gets no device_id.
         device_id=None if backend == "gloo" else device,
     )
     # One write for the whole line: print() can write its newline separately, and lines would mix.
@@ -128,21 +128,20 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files.
+    # 3 One process downloads, because two would write the same files. First rank 0 does. Then the
+    # first process of each node does, but if the nodes share the data folder it finds the files.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
-    # If the nodes share the data folder, the files are there now. If each node has a folder of its
-    # own, its first process downloads.
     if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
-    # 4 Take your own shard. The sampler shuffles by seed and epoch, on all ranks alike, asks the
-    # process group for rank and world size, and gives this rank its part. It repeats a few images,
-    # so that all ranks make the same number of steps: the backward of DDP is a collective call.
+    pin = device.type in ("cuda", "xpu")  # so that non_blocking=True copies while the GPU computes
+    # 4 Take your own shard. The sampler shuffles alike on all ranks, and gives each rank another
+    # part. It takes rank and world size from the process group. It repeats a few images, so that
+    # all ranks have equally many batches, because in each backward they wait for one another.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
@@ -152,15 +151,17 @@ def train(args, local_rank, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # In training SyncBatchNorm computes its statistics over all ranks' images.
+    if args.sync_bn:  # For small batches: statistics over all ranks' images, in training alone.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each forward
-    # first copies rank 0's BatchNorm statistics. Each backward averages the gradients. DDP packs
-    # them into large tensors (buckets), and a full bucket is sent while backward computes the next.
-    # With gradient_as_bucket_view=True each .grad is a part of its bucket, and not a second copy.
+    # first copies rank 0's BatchNorm statistics. Each backward averages the gradients. For
+    # speed DDP packs them into large tensors (buckets), and sends a full bucket while backward
+    # computes the next. With gradient_as_bucket_view=True each .grad is a part of its bucket, and
+    # not a second copy.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # ddp_model trains the weights of model. We test and save model itself: in a test its forward
-    # makes no collective call, and its state_dict has plain names, without "module.".
+    # ddp_model trains the weights of model. We test and save model itself: its forward makes no
+    # collective call, so ranks may test unequal numbers of batches, and its state_dict has plain
+    # names, without "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -171,7 +172,7 @@ def train(args, local_rank, device):
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
         # The epoch's augmentation follows from this seed, also in a resumed run. Easily forgotten:
-        # with the same seed on all ranks, augment() would mirror alike on each of them.
+        # with the same seed on all ranks, each would mirror its images by the same random numbers.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -224,15 +225,15 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Without autocast, so that one can compare the accuracies of runs with and without --amp.
-    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now. In the last
-    # forward each rank copied those of rank 0, and then updated them by its own images. All ranks
-    # test with those of rank 0, because it saves the model.
+    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now. The last forward
+    # first copied those of rank 0, and then each rank added its own images. All ranks test with
+    # those of rank 0, because it saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
     model.eval()
     for images, labels in test_loader:
+        # Without autocast, so that one can compare the accuracies of runs with and without --amp.
         logits = model(normalize(images.to(device)))
         totals[0] += (logits.argmax(1) == labels.to(device)).sum()
         totals[1] += len(labels)
@@ -254,15 +255,15 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: all ranks must train the same epochs. So broadcast() gives rank 0's answer
-    # to all. A rank that does not see the file then fails below, and does not begin at epoch 0
-    # alone. The answer is on the model's device, because nccl sends only from GPUs.
+    # Easily forgotten: either all ranks resume or none. So broadcast() replaces each rank's answer
+    # by that of rank 0. A rank that cannot see the file then fails in torch.load, and does not
+    # train from epoch 0 while the others resume. nccl sends only from GPUs, hence device=.
     found = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # DDP copied the weights of rank 0 when it was constructed, and does so only once. So each rank
-    # reads model and optimizer from the file itself.
+    # DDP copied the weights of rank 0 in its constructor, and will not do so again. So each rank
+    # reads the weights, and the optimizer's state, from the file.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.
@@ -307,7 +308,7 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus strong noise. Without noise a few images would teach all classes.
+        # template plus noise. The noise is strong (350), or the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)

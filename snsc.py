@@ -39,7 +39,7 @@ def train(args, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    pin = device.type in ("cuda", "xpu")  # Such a GPU copies from pinned memory while it computes.
+    pin = device.type in ("cuda", "xpu")  # so that non_blocking=True copies while the GPU computes
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, pin_memory=pin)
     test_loader = DataLoader(test_set, 1000)
 
@@ -101,10 +101,10 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the model; returns (correct images, images)."""
-    # Without autocast, so that one can compare the accuracies of runs with and without --amp.
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
     model.eval()
     for images, labels in test_loader:
+        # Without autocast, so that one can compare the accuracies of runs with and without --amp.
         logits = model(normalize(images.to(device)))
         totals[0] += (logits.argmax(1) == labels.to(device)).sum()
         totals[1] += len(labels)
@@ -171,7 +171,7 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus strong noise. Without noise a few images would teach all classes.
+        # template plus noise. The noise is strong (350), or the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)

@@ -63,7 +63,8 @@ def measure_parts(device):
         batches = iter(build_loader(workers))
         name = f"loader alone, {workers} workers"
         parts[name] = measure(lambda b=batches: next(b), device, LOADER_STEPS)
-    first = measure(lambda: next(iter(build_loader(workers=2))), device)
+    loader = build_loader(workers=2)
+    first = measure(lambda: next(iter(loader)), device)
     parts["first batch of an epoch, 2 new workers"] = first
     parts["step without communication"] = measure(lambda: step(model, images, labels), device)
     parts["step of DDP"] = measure(lambda: step(ddp_model, images, labels), device)
