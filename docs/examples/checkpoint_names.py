@@ -3,13 +3,15 @@
 python docs/examples/checkpoint_names.py
 """
 
+import copy
+
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 
 def load_weights(model, state):
     """Loads weights that were saved from the bare model, from DDP, or from a compiled model."""
-    state = dict(state)
+    state = copy.copy(state)  # keeps the versions of the modules, which a dict() would lose
     for prefix in ("_orig_mod.", "module.", "_orig_mod."):  # torch.compile outside, or inside
         consume_prefix_in_state_dict_if_present(state, prefix)
     model.load_state_dict(state)
