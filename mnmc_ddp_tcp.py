@@ -98,8 +98,8 @@ def setup_distributed(args):
         rank=args.rank,
         world_size=args.world_size,
         timeout=timedelta(seconds=args.timeout),
-        # device_id makes nccl and xccl connect the GPUs in this call, not in the first collective
-        # one, so a fault of the network shows here. gloo connects no GPUs, and gets no device_id.
+        # With device_id nccl and xccl connect the GPUs now, so a fault of the network shows here.
+        # Otherwise they would do so in the first collective call. gloo connects no GPUs.
         device_id=None if backend == "gloo" else device,
     )
     # One write for the whole line: print() can write its newline separately, and lines would mix.
@@ -114,20 +114,20 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files. First rank 0 does. Then the
-    # first process of each node does, but if the nodes share the data folder it finds the files.
+    # 3 One process downloads, because two would write the same files. If all nodes share the data
+    # folder this is rank 0, and if each node has its own folder, the first process of each node.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
     if local_rank == 0:
-        load_split(args.dataset, args.data_root, train=True)
+        load_split(args.dataset, args.data_root, train=True)  # finds the files in a shared folder
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    pin = device.type in ("cuda", "xpu")  # so that non_blocking=True copies while the GPU computes
-    # 4 Take your own shard. The sampler shuffles alike on all ranks, and gives each rank another
+    pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
+    # 4 Take your own shard. The sampler shuffles alike on all ranks, but gives each a different
     # part. It takes rank and world size from the process group. It repeats a few images, so that
-    # all ranks have equally many batches, because in each backward they wait for one another.
+    # all ranks have equally many batches: in each backward they wait for one another.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
@@ -137,7 +137,7 @@ def train(args, local_rank, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # For small batches: statistics over all ranks' images, in training alone.
+    if args.sync_bn:  # In training its statistics are those of all ranks' images together.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each forward
     # first copies rank 0's BatchNorm statistics. Each backward averages the gradients. For
@@ -145,9 +145,9 @@ def train(args, local_rank, device):
     # computes the next. With gradient_as_bucket_view=True each .grad is a part of its bucket, and
     # not a second copy.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # ddp_model trains the weights of model. We test and save model itself: its forward makes no
-    # collective call, so ranks may test unequal numbers of batches, and its state_dict has plain
-    # names, without "module.".
+    # ddp_model trains the weights of model. We test and save model itself: in a test its forward
+    # makes no collective call, so ranks may have unequal numbers of batches, and its state_dict has
+    # plain names, without "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -211,9 +211,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now. The last forward
-    # first copied those of rank 0, and then each rank added its own images. All ranks test with
-    # those of rank 0, because it saves the model.
+    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now, because in the
+    # last step each rank updated them with its own images. All ranks test with those of rank 0,
+    # because it saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -241,15 +241,15 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: either all ranks resume or none. So broadcast() replaces each rank's answer
-    # by that of rank 0. A rank that cannot see the file then fails in torch.load, and does not
-    # train from epoch 0 while the others resume. nccl sends only from GPUs, hence device=.
+    # Easily forgotten: either all ranks resume or none. So what rank 0 has found is sent to all. A
+    # rank that cannot see the file then fails in torch.load. Otherwise it would train from epoch 0
+    # while the others resume. nccl sends only from GPUs, hence device=.
     found = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # DDP copied the weights of rank 0 in its constructor, and will not do so again. So each rank
-    # reads the weights, and the optimizer's state, from the file.
+    # Each rank reads the file: DDP copies rank 0's weights in its constructor alone, and the
+    # optimizer's state never.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.

@@ -41,7 +41,7 @@ def train(args, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    pin = device.type in ("cuda", "xpu")  # so that non_blocking=True copies while the GPU computes
+    pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, pin_memory=pin)
     test_loader = DataLoader(test_set, 1000)
 
