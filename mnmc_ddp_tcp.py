@@ -99,7 +99,7 @@ def setup_distributed(args):
         world_size=args.world_size,
         timeout=timedelta(seconds=args.timeout),
         # With device_id nccl and xccl connect the GPUs now, so a fault of the network shows here.
-        # Otherwise they would do so in the first collective call. gloo connects no GPUs.
+        # Otherwise they would do so in the first collective call. gloo takes no device_id.
         device_id=None if backend == "gloo" else device,
     )
     # One write for the whole line: print() can write its newline separately, and lines would mix.
@@ -114,13 +114,14 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files. If all nodes share the data
-    # folder this is rank 0, and if each node has its own folder, the first process of each node.
+    # 3 One process downloads, because two would write the same files. First rank 0 does. Then the
+    # first process of each node does, if its node has a folder of its own. Otherwise it finds the
+    # files of rank 0. The results of both calls are not used.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
     if local_rank == 0:
-        load_split(args.dataset, args.data_root, train=True)  # finds the files in a shared folder
+        load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
@@ -137,7 +138,7 @@ def train(args, local_rank, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # In training its statistics are those of all ranks' images together.
+    if args.sync_bn:  # In training SyncBatchNorm's statistics are those of all ranks' images.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each forward
     # first copies rank 0's BatchNorm statistics. Each backward averages the gradients. For
@@ -211,9 +212,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now, because in the
-    # last step each rank updated them with its own images. All ranks test with those of rank 0,
-    # because it saves the model.
+    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now, because after the
+    # copy in its last forward each rank updated them with its own images. All ranks test with the
+    # statistics of rank 0, because rank 0 saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -241,15 +242,15 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: either all ranks resume or none. So what rank 0 has found is sent to all. A
-    # rank that cannot see the file then fails in torch.load. Otherwise it would train from epoch 0
-    # while the others resume. nccl sends only from GPUs, hence device=.
+    # Easily forgotten: either all ranks resume or none. So broadcast() overwrites each rank's found
+    # with that of rank 0. A rank that cannot see the file then fails in torch.load, and does not
+    # train from epoch 0 while the others resume. nccl sends only from GPUs, hence device=.
     found = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(found, src=0)
     if not found:
         return 0
-    # Each rank reads the file: DDP copies rank 0's weights in its constructor alone, and the
-    # optimizer's state never.
+    # Each rank reads the file: DDP copies rank 0's weights only in its constructor, which has run
+    # already, and the optimizer's state never.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.

@@ -16,7 +16,7 @@ above a fenced block says where the block comes from:
     <!-- patch NAME -->            the diff of docs/patches/NAME.diff
     <!-- printed by FILE -->       what a file of docs/examples prints. --run writes it into the
                                    folder printed; lines of several processes are sorted
-    <!-- run -->                   shell commands that tests/test_pages.py runs
+    <!-- run -->                   shell commands that tests/test_docs.py runs
     <!-- run at once -->           the same, each line in a terminal of its own
     <!-- run by FILE -->           shell commands that this file runs
     <!-- not run: REASON -->       shell commands or output that cannot be made here
