@@ -242,7 +242,7 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: either all ranks resume or none. So broadcast() overwrites each rank's found
     # with that of rank 0. A rank that cannot see the file then fails in torch.load, and does not
-    # train from epoch 0 while the others resume. nccl sends only from GPUs, hence device=.
+    # train from epoch 0 while the others resume. nccl sends only from GPUs, so found is on one.
     found = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(found, src=0)
     if not found:
