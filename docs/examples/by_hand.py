@@ -96,12 +96,7 @@ class Bucket:
             parameter.grad.copy_(average.view_as(parameter))
 
 
-VERSIONS = [
-    AverageAfterBackward,
-    AverageDuringBackward,
-    AverageInBuckets,
-    DistributedDataParallel,
-]
+VERSIONS = [AverageAfterBackward, AverageDuringBackward, AverageInBuckets, DistributedDataParallel]
 
 
 def train_step(wrapped, optimizer, images):
@@ -139,10 +134,6 @@ def prove():
             print(f"{version.__name__} trains to the weights of DDP")
 
 
-def make_layers(count, size):
-    return nn.Sequential(*(nn.Linear(size, size) for _ in range(count)))
-
-
 def measure(count, size, steps=20):
     """Prints the milliseconds of a step of each version: median, lowest, highest.
 
@@ -150,7 +141,7 @@ def measure(count, size, steps=20):
     """
     pairs = []
     for version in VERSIONS:
-        wrapped = version(make_layers(count, size))
+        wrapped = version(nn.Sequential(*(nn.Linear(size, size) for _ in range(count))))
         pairs.append((wrapped, torch.optim.SGD(wrapped.parameters(), lr=1e-4)))
     seconds = [[] for _ in pairs]
     for _ in range(steps):

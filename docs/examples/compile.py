@@ -9,21 +9,6 @@ import torch.distributed.nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def wrap_compiled(model, backend="inductor", **ddp_options):
-    """Compiles the model in place, and then wraps it."""
-    model.compile(backend=backend)
-    return DistributedDataParallel(model, **ddp_options)
-
-
-class Net(torch.nn.ModuleList):
-    """Layers one after the other."""
-
-    def forward(self, x):
-        for layer in self:
-            x = layer(x)
-        return x
-
-
 def main():
     rank, graphs, counts, norms = dist.get_rank(), [], [], []
 
@@ -33,12 +18,11 @@ def main():
 
     for name, parts in (("one process", 1), ("DDP", 2)):
         torch.manual_seed(0)
-        inputs, model = torch.randn(8, 512), Net(torch.nn.Linear(512, 512) for _ in range(4))
+        inputs = torch.randn(8, 512)
+        compiled = model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+        model.compile(backend=count)  # in place, and before it is wrapped
         if name == "DDP":
-            compiled = wrap_compiled(model, backend=count, bucket_cap_mb=1)
-        else:
-            model.compile(backend=count)
-            compiled = model
+            compiled = DistributedDataParallel(model, bucket_cap_mb=1)
         compiled(inputs.chunk(parts)[rank % parts]).square().mean().backward()
         norm = model[0].weight.grad.norm()
         print(f"rank {rank}: {name}, {len(graphs)} graphs, norm of the gradient {norm:.4f}")

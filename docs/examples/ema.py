@@ -3,6 +3,8 @@
 torchrun --standalone --nproc-per-node 2 docs/examples/ema.py
 """
 
+from collections import OrderedDict
+
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
@@ -28,40 +30,27 @@ def compute_loss(outputs):
     return (outputs - 1).square().mean()
 
 
-class Unchanged:
-    """In place of an average that a rank does not update."""
-
-    def update_parameters(self, model):
-        pass
-
-
 def train(inputs, wrap, update=True):
     """Trains 20 steps; returns the averaged bias."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
-    ema, ddp_model = build_ema(model, decay=0.9), wrap(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ema, other_ema = build_ema(model, decay=0.9), build_ema(model)
+    ddp_model, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(20):
-        train_step(ddp_model, optimizer, ema if update else Unchanged(), inputs, compute_loss)
+        train_step(ddp_model, optimizer, ema if update else other_ema, inputs, compute_loss)
     return ema.module.bias.item()
 
 
-class Bare(torch.nn.Module):
+def wrap_bare(model):
     """Looks like the wrapper of DDP, for training in one process."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        return self.module(x)
+    return torch.nn.Sequential(OrderedDict(module=model))
 
 
 def main():
     rank = dist.get_rank()
     inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     part = inputs.chunk(2)[rank]
-    one_process, every_rank = train(inputs, Bare), train(part, DistributedDataParallel)
+    one_process, every_rank = train(inputs, wrap_bare), train(part, DistributedDataParallel)
     rank_0 = train(part, DistributedDataParallel, update=rank == 0)
     print(f"rank {rank}: {one_process=:.4f} {every_rank=:.4f} {rank_0=:.4f}")
     assert abs(one_process - every_rank) < 1e-6

@@ -3,6 +3,8 @@
 torchrun --standalone --nproc-per-node 2 docs/examples/equal_weights.py
 """
 
+from collections import OrderedDict
+
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
@@ -23,27 +25,9 @@ def find_unequal(model):
     return names
 
 
-class Autoencoder(nn.Module):
-    """A model with several methods, and one forward for all that a training step computes."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
-        self.decoder = nn.Linear(2, 2)
-
-    def encode(self, x):
-        return self.encoder(x)
-
-    def decode(self, code):
-        return self.decoder(code)
-
-    def forward(self, x):
-        return self.decode(self.encode(x))
-
-
-def call_methods(ddp_model, x):
-    """The mistake: methods of the model inside are forwards that DDP does not see."""
-    return ddp_model.module.decode(ddp_model.module.encode(x))
+def call_parts(ddp_model, x):
+    """The mistake: the parts of the model inside have forwards that DDP does not see."""
+    return ddp_model.module.decoder(ddp_model.module.encoder(x))
 
 
 def train_step(forward, model):
@@ -55,13 +39,14 @@ def train_step(forward, model):
 
 def main():
     torch.manual_seed(dist.get_rank())
-    model = Autoencoder()
+    encoder = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
+    model = nn.Sequential(OrderedDict(encoder=encoder, decoder=nn.Linear(2, 2)))
     ddp_model = DistributedDataParallel(model)
     assert find_unequal(model) == []
     train_step(ddp_model, model)
     unequal = find_unequal(model)  # BatchNorm's statistics, which each rank updates alone
     assert unequal == ["encoder.1.running_mean", "encoder.1.running_var"]
-    train_step(lambda x: call_methods(ddp_model, x), model)
+    train_step(lambda x: call_parts(ddp_model, x), model)
     unequal = find_unequal(model)
     assert "encoder.0.weight" in unequal and "decoder.weight" in unequal
     if dist.get_rank() == 0:

@@ -43,12 +43,9 @@ def train(ddp_model, optimizer, steps=3):
 
 def have_equal_weights(model):
     """Returns whether all ranks have the same weights."""
-    own = nn.utils.parameters_to_vector(model.parameters()).detach()
-    of_rank_0 = own.clone()
-    dist.broadcast(of_rank_0, src=0)
-    equal = torch.tensor(int(own.equal(of_rank_0)))
-    dist.all_reduce(equal, op=dist.ReduceOp.MIN)
-    return bool(equal)
+    weights = [None] * dist.get_world_size()
+    dist.all_gather_object(weights, [p.tolist() for p in model.parameters()])
+    return weights.count(weights[0]) == len(weights)
 
 
 def main():

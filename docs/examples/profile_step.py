@@ -16,20 +16,12 @@ import torch.distributed as dist
 import torch.distributed.nn  # before the process group, or Python can abort at exit with gloo
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
 WARM_UP, STEPS = 2, 3
 PARTS = ("next batch", "forward", "backward", "optimizer")
-
-
-def make_profiler():
-    """A profiler of the CPU and, where there is one, of the GPU."""
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    return profile(activities=activities)
 
 
 def train(ddp_model, loader, optimizer, profiler):
@@ -60,7 +52,7 @@ def build_training():
 
 def profile_training():
     rank = dist.get_rank()
-    profiler = make_profiler()
+    profiler = profile()  # of the CPU and, where there is one, of the GPU
     train(*build_training(), profiler)
     Path("trace").mkdir(exist_ok=True)
     profiler.export_chrome_trace(f"trace/rank{rank}.json")
@@ -71,11 +63,6 @@ def profile_training():
             print(f"{milliseconds:8.2f} ms  {name}, {rows[name].count / STEPS:.0f} a step")
 
 
-def main():
-    dist.init_process_group("gloo")
-    profile_training()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+dist.init_process_group("gloo")
+profile_training()
+dist.destroy_process_group()

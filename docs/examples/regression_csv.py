@@ -17,28 +17,19 @@ import torch.distributed.nn  # before the process group, or Python can abort at 
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-
-class Rows(Dataset):
-    """Rows of a table, float32 (N, columns). An example is its inputs (C,) and its target (1,)."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index, :-1], self.rows[index, -1:]
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def load_split(path, train):
-    """Returns a split, in which every fifth row is for the test, and the unit of its target."""
+    """Returns a split, in which every fifth row is for the test, and the unit of its target.
+
+    An example is its inputs, float32 (C,), and its target (1,).
+    """
     rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float32))
     is_test = torch.arange(len(rows)) % 5 == 0
     mean, std = rows[~is_test].mean(0), rows[~is_test].std(0)  # of the training rows, for both
-    return Rows((rows[~is_test if train else is_test] - mean) / std), std[-1].item()
+    rows = (rows[~is_test if train else is_test] - mean) / std
+    return TensorDataset(rows[:, :-1], rows[:, -1:]), std[-1].item()
 
 
 def build_model(columns):

@@ -12,14 +12,6 @@ def make_loader(dataset, batch_size, rank, world_size):
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
 
 
-def run_epochs(loader, epochs, train_step):
-    """Calls train_step with every batch, in another order in every epoch."""
-    for epoch in range(epochs):
-        loader.sampler.set_epoch(epoch)
-        for batch in loader:
-            train_step(batch)
-
-
 def main():
     images = list(range(8))
     loader = make_loader(images, batch_size=4, rank=0, world_size=2)
@@ -29,7 +21,9 @@ def main():
         print("ValueError:", error)
     without = [batch.tolist() for epoch in range(3) for batch in loader]
     orders = []
-    run_epochs(loader, 3, lambda batch: orders.append(batch.tolist()))
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        orders += [batch.tolist() for batch in loader]
     print("without set_epoch:", without)
     print("with set_epoch:", orders)
     assert without[0] == without[1] == without[2] and orders[0] != orders[1]

@@ -4,6 +4,7 @@ torchrun --standalone --nproc-per-node 2 docs/examples/uneven_inputs.py
 """
 
 import io
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -35,9 +36,9 @@ def train_one_epoch(ddp_model, optimizer, batches, train_step):
     share_optimizer_state(optimizer, steps)
 
 
-def join_alone(ddp_model, optimizer, batches, train_step):
+def join_alone(ddp_model, optimizer, batches, train_step, **options):
     """A mistake: a rank that ran out of batches keeps an old momentum for the next epoch."""
-    with Join([ddp_model]):
+    with Join([ddp_model], **options):
         for batch in batches:
             train_step(batch)
 
@@ -45,13 +46,6 @@ def join_alone(ddp_model, optimizer, batches, train_step):
 def join_with_zero(ddp_model, optimizer, batches, train_step):
     """A mistake: all ranks make every step, but the joined rank with its last gradient."""
     with Join([ddp_model, optimizer]):
-        for batch in batches:
-            train_step(batch)
-
-
-def stop_early(ddp_model, optimizer, batches, train_step):
-    """Lets all ranks stop with an error when one has no more batches."""
-    with Join([ddp_model], throw_on_early_termination=True):
         for batch in batches:
             train_step(batch)
 
@@ -95,9 +89,9 @@ def main():
     zero = train(join_with_zero, ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)
     print(f"rank {dist.get_rank()}: {by_hand=} {own=} {momentum=} {zero=}")
     assert own == by_hand and momentum != by_hand and zero != by_hand
-    try:
-        train(stop_early)
-        raise AssertionError("stop_early has not stopped")
+    try:  # With this option all ranks stop with an error when one has no more batches.
+        train(partial(join_alone, throw_on_early_termination=True))
+        raise AssertionError("no rank has stopped")
     except RuntimeError as error:
         print(f"rank {dist.get_rank()}: {error}")
 

@@ -48,11 +48,6 @@ def train():
     assert torch.tensor(evaluate(model)).nbytes != torch.zeros(2).nbytes
 
 
-def main():
-    dist.init_process_group("gloo")
-    train()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+dist.init_process_group("gloo")
+train()
+dist.destroy_process_group()
