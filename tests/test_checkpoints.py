@@ -30,13 +30,6 @@ def parts():
     return model, optimizer
 
 
-def state(script, processes, options, path, launch):
-    """Runs the script, which saves to path; returns (printed epochs, checkpoint)."""
-    commands = commands_for(script, processes, *options, "--checkpoint", path)
-    lines = [int(line["epoch"]) for line in launch(commands).succeeded().epochs()]
-    return lines, torch.load(path, weights_only=True)
-
-
 # Script, processes, and whose checkpoint it goes on from: one more epoch each.
 CHAIN = (
     ("mnmc_ddp_tcp.py", 2, None),
@@ -62,9 +55,10 @@ def test_any_script_resumes_what_any_other_saved(launch, tmp_path):
             start["module"] = snsc.ConvNet()
             start["module"].load_state_dict(start["model"])
         epochs = start["epoch"] + 1
-        options = ("--data-root", tmp_path, "-b", BATCH, "-e", epochs)
-        lines, saved[script] = state(script, processes, options, path, launch)
-        assert lines == [epochs], (script, before)
+        options = ("--data-root", tmp_path, "-b", BATCH, "-e", epochs, "--checkpoint", path)
+        run = launch(script, processes, *options).succeeded()
+        assert [line["epoch"] for line in run.epochs()] == [epochs], (script, before)
+        saved[script] = torch.load(path, weights_only=True)
         assert saved[script]["epoch"] == epochs
         if processes > 1:  # the plain scripts draw their order in another way
             images, labels = split.data.unsqueeze(1), split.targets
@@ -122,21 +116,6 @@ def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} <= {"last.pt", "last.pt.tmp"}
 
 
-def test_save_leaves_the_old_file_when_the_disk_is_full(tmp_path, monkeypatch):
-    path = tmp_path / "last.pt"
-    model, optimizer = parts()
-    snsc.save_checkpoint(path, model, optimizer, 1)
-
-    def half_written(state, where):
-        where.write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(torch, "save", half_written)
-    with pytest.raises(OSError, match="no space left"):
-        snsc.save_checkpoint(path, model, optimizer, 2)
-    assert snsc.load_checkpoint(path, model, optimizer) == 1
-
-
 class Payload:
     """Creates a file when it is unpickled."""
 
@@ -147,41 +126,37 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint that a test spoils: its path, and the parts that it was made of."""
+    model, optimizer = parts()
+    snsc.save_checkpoint(tmp_path / "last.pt", model, optimizer, 1)
+    return tmp_path / "last.pt", model, optimizer
+
+
 def spoil(kind, path):
     """Makes a checkpoint of some kind that nothing can resume from; path has a good one."""
     whole = path.read_bytes()
-    content, half = torch.load(path, weights_only=True), len(whole) // 2
+    content, payload = torch.load(path, weights_only=True), Payload(path.parent / "ran")
     if kind == "empty":
         path.write_bytes(b"")
     elif kind == "truncated":
-        path.write_bytes(whole[:half])
-    elif kind == "last byte lost":
-        path.write_bytes(whole[:-1])
-    elif kind == "a text":
-        path.write_text("no checkpoint")
+        path.write_bytes(whole[: len(whole) // 2])
     elif kind == "a byte changed":
         at = whole.index(b"epoch")  # in the pickled part; among the weights nobody would notice
         path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
     elif kind == "a folder":
         path.unlink()
         path.mkdir()
-    elif kind == "no dictionary":
-        torch.save([1, 2], path)
-    elif kind == "of another model":
-        torch.save(content | {"model": torch.nn.Linear(2, 2).state_dict()}, path)
-    elif kind == "weights alone":
-        torch.save(content["model"], path)
     elif kind == "code in torch's format":
-        torch.save(content | {"epoch": Payload(path.parent / "ran")}, path)
+        torch.save(content | {"epoch": payload}, path)
     elif kind == "code in pickle's format":
-        path.write_bytes(pickle.dumps(Payload(path.parent / "ran"), protocol=2))
+        path.write_bytes(pickle.dumps(payload, protocol=2))
 
 
 UNREADABLE = (
     "empty",
     "truncated",
-    "last byte lost",
-    "a text",
     "a byte changed",
     "a folder",
     "code in torch's format",
@@ -190,33 +165,23 @@ UNREADABLE = (
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_file_that_is_no_checkpoint_is_refused_by_its_name(tmp_path, kind):
+def test_file_that_is_no_checkpoint_is_refused_by_its_name(checkpoint, kind):
     """No code in it runs, and the last line does not repeat torch's advice to allow that."""
-    path = tmp_path / "last.pt"
-    model, optimizer = parts()
-    snsc.save_checkpoint(path, model, optimizer, 1)
+    path, model, optimizer = checkpoint
     spoil(kind, path)
     with pytest.raises(RuntimeError, match=rf"last.pt {pattern('no checkpoint')}$"):
         snsc.load_checkpoint(path, model, optimizer)
-    assert not (tmp_path / "ran").exists()
+    assert not (path.parent / "ran").exists()
 
 
-FOREIGN = {
-    "no dictionary": "list indices must be integers",
-    "weights alone": "'model'",
-    "of another model": f'{pattern("other model")}: "weight", "bias"',
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_checkpoint_of_something_else_is_refused_and_kept(tmp_path, kind):
+def test_checkpoint_of_another_model_is_refused_and_kept(checkpoint):
     """By torch's own message, whose last line names what does not fit."""
-    path = tmp_path / "last.pt"
-    model, optimizer = parts()
-    snsc.save_checkpoint(path, model, optimizer, 1)
-    spoil(kind, path)
+    path, model, optimizer = checkpoint
+    state = torch.load(path, weights_only=True) | {"model": torch.nn.Linear(2, 2).state_dict()}
+    torch.save(state, path)
     foreign = path.read_bytes()
-    with pytest.raises((TypeError, KeyError, RuntimeError), match=FOREIGN[kind]) as error:
+    with pytest.raises(RuntimeError) as error:
         snsc.load_checkpoint(path, model, optimizer)
-    assert re.search(FOREIGN[kind], str(error.value).splitlines()[-1])
+    last_line = str(error.value).splitlines()[-1]
+    assert re.search(f'{pattern("other model")}: "weight", "bias"', last_line)
     assert path.read_bytes() == foreign
