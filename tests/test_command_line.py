@@ -1,34 +1,21 @@
-"""--help, the commands in the docstrings, and a last line that says what is wrong."""
+"""The commands in the docstrings, and a last line that says what is wrong."""
 
 import ast
 import re
 
 import pytest
 import torch
-from launch import DDP, REPO, SCRIPTS, docstring_commands, free_port, quick_for, run_forked
+from launch import REPO, SCRIPTS, docstring_commands, free_port, run_forked
 from messages import MESSAGES, says
 
 import snmc_dp
 
-COMMON = "--dataset --data-root --epochs --batch-size --lr --seed --amp --checkpoint"
-COMMON_DDP = f"{COMMON} --backend --timeout --sync-bn"
-OPTIONS = {
-    "snsc.py": f"{COMMON} --gpu",
-    "snmc_dp.py": COMMON,
-    "mnmc_ddp_tcp.py": f"{COMMON_DDP} --init-method --rank --world-size --local-rank",
-    "mnmc_ddp_env.py": COMMON_DDP,
-    "mnmc_ddp_mp.py": f"{COMMON_DDP} --nodes --node-rank --nproc-per-node --init-method",
-    "mnmc_ddp_slurm.py": COMMON_DDP,
-}
-
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_and_docstring(launch, script):
-    """--help names the script's options and no others; the docstring's commands use those."""
+    """The docstring's commands use options that --help names: those of docs/reference.md."""
     run = launch([["python", REPO / script, "--help"]]).succeeded()
-    listed = run.out[run.out.index("options:") :]
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", listed)) - {"--help"}
-    assert options == set(OPTIONS[script].split())
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", run.out.partition("options:")[2]))
     own_docstring = ast.get_docstring(ast.parse((REPO / script).read_text()))
     assert own_docstring.splitlines()[0] in " ".join(run.out.split())
     commands = docstring_commands(script)
@@ -44,23 +31,12 @@ def test_help_and_docstring(launch, script):
 MISTAKES = [
     ("snsc.py", "--batch-size 0", "batch_size should be a positive integer value"),
     ("snsc.py", "--batch-size many", "argument -b/--batch-size: invalid int value: 'many'"),
-    ("snsc.py", "--epochs 1.5", "argument -e/--epochs: invalid int value: '1.5'"),
-    ("snsc.py", "--lr fast", "argument --lr: invalid float value: 'fast'"),
-    ("snsc.py", f"--seed {'9' * 20}", "Overflow when unpacking long"),
-    ("snsc.py", "--batch_size 8", "unrecognized arguments: --batch_size 8"),
     ("snsc.py", "--checkpoint /proc/x/last.pt", "No such file or directory: '/proc/x'"),
-    (
-        "snsc.py",
-        "--dataset cifar10 --data-root /proc/x",
-        "cannot load cifar10: --dataset synthetic",
-    ),
+    ("snsc.py", "--dataset mnist --data-root /proc/x", "cannot load mnist: --dataset synthetic"),
     ("snmc_dp.py", "--dataset imagenet", "invalid choice: 'imagenet' (choose from"),
     ("mnmc_ddp_tcp.py", "--rank 2 --world-size 2", "--rank must be below --world-size"),
     ("mnmc_ddp_tcp.py", "--rank -1", "--rank must be below --world-size"),
     ("mnmc_ddp_tcp.py", "--backend mpi", "invalid choice: 'mpi'"),
-    ("mnmc_ddp_tcp.py", "--timeout nan", "ValueError: cannot convert float NaN to integer"),
-    ("mnmc_ddp_tcp.py", "--init-method http://x:1", "No rendezvous handler for http://"),
-    ("mnmc_ddp_tcp.py", "--init-method tcp://127.0.0.1", "port number missing"),
     ("mnmc_ddp_env.py", "", "without torchrun"),
     ("mnmc_ddp_env.py", "--local-rank=0", "old launcher"),
     ("mnmc_ddp_slurm.py", "", "without srun"),
@@ -77,7 +53,7 @@ def test_last_line_says_what_is_wrong(tmp_path, script, arguments, message):
     """The status says so, too, nothing is trained and nothing is written."""
     if (script, arguments, message) in WITHOUT_GPU and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    if "--init-method" not in arguments and script == "mnmc_ddp_tcp.py":
+    if script == "mnmc_ddp_tcp.py":
         arguments += f" --init-method tcp://127.0.0.1:{free_port()}"
     options = ["--dataset", "synthetic", *arguments.split()]
     code, out, err = run_forked(script, options, tmp_path / "run")
@@ -95,33 +71,11 @@ def test_amp_on_several_gpus_is_refused_by_data_parallel(monkeypatch):
         snmc_dp.main()
 
 
-def test_wrong_option_ends_all_ranks(launch):
-    """Every rank of torchrun says so itself."""
-    run = launch("mnmc_ddp_env.py", 2, "--batch-size", "many").wait(120)
-    assert run.codes != [0]
-    assert run.last_line().endswith("invalid int value: 'many'"), run.story()
-
-
-# A rank that fails alone, in the download: rank 0's data folder is a file. By hand the other one
-# sees a closed connection; the launchers end it. All in seconds, far below the time-out of 600 s.
-@pytest.mark.slow
-@pytest.mark.parametrize("script", DDP[:3])
-def test_failed_download_ends_all_ranks(launch, tmp_path, script):
-    (tmp_path / "file").write_text("not a folder")
-    run = launch(script, 2, "--data-root", tmp_path / "file").wait(120)
-    assert 0 not in run.codes, run.story()
-    assert says("download failed", run.err), run.story()
-    assert "--dataset synthetic needs no download" in run.err, run.story()
-    run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
-
-
-@pytest.mark.parametrize("script", quick_for(DDP[:3], "mnmc_ddp_env.py"))
-def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path, script):
+def test_damaged_checkpoint_ends_all_ranks(launch, tmp_path):
     (tmp_path / "last.pt").write_bytes(b"no checkpoint")
     options = ("--dataset", "synthetic", "--checkpoint", tmp_path / "last.pt")
-    run = launch(script, 2, *options).wait(120)
+    run = launch("mnmc_ddp_env.py", 2, *options).wait(120)
     assert 0 not in run.codes, run.story()
     assert f"{tmp_path}/last.pt cannot be read" in run.err, run.story()
-    assert says("no checkpoint", run.err), run.story()
     assert (tmp_path / "last.pt").read_bytes() == b"no checkpoint"
     run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")

@@ -34,15 +34,6 @@ def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
     assert len(seen) == calls
 
 
-def test_normalized_images_are_channels_last_also_with_one_channel():
-    """From -1 to 1, with the strides by which cuDNN and DDP know this layout."""
-    pixels = torch.tensor([0, 255]).to(torch.uint8).reshape(2, 1, 1, 1).expand(2, 1, 28, 28)
-    images = snsc.normalize(pixels)
-    assert images.dtype == torch.float32 and images.stride() == (784, 1, 28, 1)
-    assert images[:, 0, 0, 0].tolist() == [-1, 1]
-    assert snsc.normalize(torch.zeros(2, 3, 32, 32)).stride() == (3072, 1, 96, 3)
-
-
 def test_data_parallel_trains_the_wrapped_model(monkeypatch):
     """On a CPU the wrapper changes no number, so nothing that is printed shows it."""
     args = SimpleNamespace(dataset="synthetic", data_root=None, batch_size=64, lr=0.1, seed=0)

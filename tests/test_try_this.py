@@ -39,16 +39,6 @@ def test_quit_signal_ends_a_hung_run_at_once(launch, tmp_path):
 
 
 @pytest.mark.slow
-def test_rank_without_others_counts_the_clients(launch):
-    """The course, mnmc_ddp_tcp.py: rank 0 alone."""
-    script = REPO / "mnmc_ddp_tcp.py"
-    run = launch([["python", script, "--dataset", "synthetic", "--world-size", 2, "--timeout", 10]])
-    run.wait(60)
-    assert run.last_line().endswith("1/2 clients joined."), run.story()
-    assert "1/2 clients joined" in read_words("docs/course.md")
-
-
-@pytest.mark.slow
 def test_spawning_script_is_imported_once_more_by_each_process(launch, tmp_path):
     """The course, mnmc_ddp_mp.py: three times with two processes."""
     text = (REPO / "mnmc_ddp_mp.py").read_text()

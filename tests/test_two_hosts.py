@@ -27,7 +27,7 @@ def two_hosts(script, *options):
 def test_command_of_the_page_runs_across_two_hosts(launch, name, command):
     run = launch([["bash", "-c", command]], env={"HOSTS": name}).succeeded()
     assert [row[:3] for row in run.inits()] == [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
-    assert run.epochs()[0]["count"] == 2000
+    assert [epoch["count"] for epoch in run.epochs()] == [2000], run.story()
     assert run.own_err() == "", run.story()
 
 
