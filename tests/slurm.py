@@ -77,18 +77,14 @@ class BatchJob(Launch):
     state of the job, because sbatch --wait notices the end of a job up to half a minute late.
     """
 
-    def __init__(
-        self, cluster, folder, *options, before=(), env=None, unset=(), script=None, change=str
-    ):
+    def __init__(self, cluster, folder, *options, before=(), env=None, script=None, change=str):
         self.cluster, self.folder = cluster, folder
         (folder / "scripts").mkdir(parents=True)
-        (folder / "scripts" / "cluster").symlink_to(REPO / "scripts" / "cluster")
         (folder / "scripts" / "env.sh").symlink_to(REPO / "scripts" / "env.sh")
         (folder / BATCH).write_text(change((REPO / BATCH).read_text()))
         script = script or (REPO / "mnmc_ddp_slurm.py").read_text()
         (folder / "mnmc_ddp_slurm.py").write_text(script)
-        unset = [f"--unset={name}" for name in unset]
-        command = ["env", *unset, "sbatch", "--parsable", *before, BATCH, *options]
+        command = ["sbatch", "--parsable", *before, BATCH, *options]
         env = cluster.env | (env or {})
         super().__init__([command], folder / "sbatch", env=env, cwd=folder)
         super().succeeded(60)
