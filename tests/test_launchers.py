@@ -71,17 +71,6 @@ echo "epoch 1/1 | train loss 0.1 acc 90.00% | test acc 90.00% (9/10) | 10 img/s 
         (self.folder / "bin" / program).write_text(f"#!/bin/sh\n{text}")
         (self.folder / "bin" / program).chmod(0o755)
 
-    def pretend_old_python(self):
-        change = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv.pop(1))"
-        text = f'shift; exec {shlex.quote(sys.executable)} -c {shlex.quote(change)} "$@"\n'
-        self.add("python", text)
-        self.add("python3", text)
-
-    def pretend_torch(self, version):
-        metadata = self.folder / "site" / f"torch-{version}.dist-info" / "METADATA"
-        metadata.parent.mkdir(parents=True)
-        metadata.write_text(f"Name: torch\nVersion: {version}\n")
-
     def run(self, line, **env):
         """Runs a line of bash in the folder; returns the launch when it has ended."""
         line = f"PATH={self.folder}/bin:$PATH; cd {self.folder}; {line}"
@@ -113,7 +102,9 @@ def test_launcher_in_a_bare_clone_says_what_to_type(stand_in, job, cure):
     [("2.1.2", "torch 2.1.2 is older than 2.8: type "), ("2.10.0a0+cu132", "")],
 )
 def test_env_sh_compares_versions_of_torch(stand_in, version, says):
-    stand_in.pretend_torch(version)
+    metadata = stand_in.folder / "site" / f"torch-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Name: torch\nVersion: {version}\n")
     run = stand_in.run("source scripts/env.sh")
     assert run.codes == [bool(says)] and run.err[: len(says) or None] == says, run.story()
 
@@ -126,7 +117,10 @@ def test_env_sh_compares_versions_of_torch(stand_in, version, says):
     ],
 )
 def test_old_python_is_refused(stand_in, line, says):
-    stand_in.pretend_old_python()
+    change = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv.pop(1))"
+    for program in ("python", "python3"):  # called with -c and a program
+        text = f'shift; exec {shlex.quote(sys.executable)} -c {shlex.quote(change)} "$@"\n'
+        stand_in.add(program, text)
     run = stand_in.run(line)
     assert run.codes == [1] and run.err.startswith(says), run.story()
 
@@ -217,12 +211,20 @@ def test_env_sh_lets_threads_sleep_on_a_busy_machine(stand_in, launch):
 
 @pytest.mark.parametrize(("ending", "status"), [("one rank is killed", 137), ("SIGTERM", 143)])
 def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
-    """With the status of the rank that failed. SIGTERM also reaches a rank that is stopped."""
+    """With the status of the rank that failed. SIGTERM also reaches a rank that is stopped.
+
+    They meet in a new file, which is deleted: no port, which somebody else could take first.
+    """
     pause = f'exec {shlex.quote(sys.executable)} -c "import signal; signal.pause()" "$@"'
     stand_in.add("python", f"{stand_in.TRAINS}{pause}")
     line = f"cd {stand_in.folder}; PATH=$PWD/bin:$PATH; exec bash scripts/mnmc_ddp_tcp.sh"
-    run = stand_in.launch([["bash", "-c", line]], env={"NPROC": "3"})
+    temporary = stand_in.folder / "temporary"
+    temporary.mkdir()
+    env = {"NPROC": "3", "TMPDIR": str(temporary)}
+    run = stand_in.launch([["bash", "-c", line]], env=env)
     run.wait_for(lambda: len(run.epochs()) == 3, 60, "three ranks")
+    (meeting_point,) = temporary.iterdir()
+    assert run.out.count(f"--init-method file://{meeting_point} ") == 3, run.story()
     rank = psutil.Process(run.pid_of(1))
     if ending == "SIGTERM":
         rank.suspend()
@@ -232,18 +234,7 @@ def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
         rank.kill()
     assert run.wait(30).codes == [status]
     run.wait_for(lambda: not run.pids(), 10, "all ranks to be gone")
-
-
-@pytest.mark.parametrize("launcher", ["mnmc_ddp_tcp.sh", "mnmc_ddp_mp.sh"])
-def test_ranks_of_one_machine_meet_in_a_new_file_and_on_lo(stand_in, launcher):
-    """No port, which somebody else could take first; tcp.sh deletes the file."""
-    stand_in.add("python", stand_in.TRAINS)
-    line = f"bash scripts/{launcher}"
-    run = stand_in.run(f"{line}; {line}", TMPDIR=str(stand_in.folder)).succeeded()
-    files = re.findall(r"on lo lo argv .*--init-method file://(\S+)", run.out)
-    assert len(set(files)) == 2 and all(f.startswith(f"{stand_in.folder}/") for f in files)
-    if launcher == "mnmc_ddp_tcp.sh":
-        assert len(files) == 4 and not any(os.path.exists(file) for file in files)
+    assert not meeting_point.exists()
 
 
 @pytest.mark.parametrize("setting", ["", "1"])
