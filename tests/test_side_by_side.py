@@ -8,14 +8,13 @@ from importlib.util import find_spec
 import pytest
 import side_by_side
 from browser import find_chromium, open_browser, set_screen
-from launch import DDP, REPO, SCRIPTS
+from launch import REPO, SCRIPTS
 
 can_browse = find_chromium() and find_spec("selenium")
 needs_browser = pytest.mark.skipif(
     not can_browse, reason="needs chromium, chromium-driver (Debian's packages) and selenium"
 )
 NAMES = [script.removesuffix(".py") for script in SCRIPTS]
-MARKED = [script.removesuffix(".py") for script in DDP]
 BIG_STEP = "#snmc_dp..mnmc_ddp_tcp"
 # What the table says of each row that can be seen, or of all: both sides as [number, text, kind].
 READ_ROWS = """
@@ -97,7 +96,7 @@ def test_page_is_one_file_that_asks_for_nothing():
 
 
 def test_every_mark_has_its_title_and_a_sentence_of_the_recipe():
-    recipe = side_by_side.read_recipe(side_by_side.read_docstring(MARKED[0]))
+    recipe = side_by_side.read_recipe()
     assert "".join(recipe) == "12345678"
     assert all(title and len(sentences) > 20 for title, sentences in recipe.values())
 

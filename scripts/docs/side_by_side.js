@@ -4,9 +4,9 @@ const names = Object.keys(data.scripts);
 const find = (id) => document.getElementById(id);
 const table = document.querySelector("#page table");
 const phone = matchMedia("(max-width: 700px)");
+const context = 3; // equal lines that stay open around a difference
 let state = {}; // what the address says: left, right, mark, all
-let rows = []; // of the pair: {a, b: numbers of lines or null, equal, words, shown, element}
-let folds = []; // the bodies of the table that can be hidden
+let rows = []; // of the pair: {a, b: numbers of lines or null, equal, words, …}
 let differences = []; // of each, the elements of its rows
 let here = -1; // the difference that n and p have reached
 
@@ -19,7 +19,7 @@ function make(tag, properties, ...children) {
 // The address is #LEFT..RIGHT@MARK+all. All but the pair may be missing.
 
 function readAddress() {
-  const form = /^#(\w+)\.\.(\w+)(?:@([1-9])[.\d]*)?(\+all)?/;
+  const form = /^#(\w+)\.\.(\w+)(?:@([1-9]))?(\+all)?/;
   const [, left, right, mark, all] = form.exec(location.hash) || [];
   if (!names.includes(left) || !names.includes(right) || left === right) {
     return { left: data.steps[0][0], right: data.steps[0][1] };
@@ -32,14 +32,6 @@ function writeAddress(changes) {
   return `#${left}..${right}${mark ? `@${mark}` : ""}${all ? "+all" : ""}`;
 }
 
-// A link that changes a part of the address; see updateLinks.
-const makeLink = (text, changes) => make("a", { changes, className: "change" }, text);
-
-function updateLinks() {
-  find("swap").changes = { left: state.right, right: state.left };
-  for (const link of document.querySelectorAll("a.change")) link.href = writeAddress(link.changes);
-}
-
 // The rows of the table.
 
 function readPair() {
@@ -49,34 +41,25 @@ function readPair() {
 }
 
 function readRows(pair) {
-  const found = [];
-  let [a, b] = [0, 0];
-  for (const run of pair.rows) {
-    const words = Array.isArray(run) ? run : null;
-    const kind = words ? "~" : run[0];
-    for (let left = words ? 1 : +run.slice(1); left > 0; left--) {
-      const row = { a: kind === "+" ? null : a++, b: kind === "-" ? null : b++, words };
-      found.push({ ...row, equal: kind === "=", unlike: !words && kind !== "=" });
-    }
-  }
-  for (const row of pair.turned ? found : []) {
-    [row.a, row.b, row.words] = [row.b, row.a, row.words && [...row.words].reverse()];
-  }
+  const [left, right] = [state.left, state.right].map((name) => data.scripts[name].lines);
+  const found = pair.rows.map(([a, b, ...words]) => {
+    if (pair.turned) [a, b, words] = [b, a, words.reverse()];
+    const equal = left[a] === right[b];
+    return { a, b, words, equal, unlike: !equal && !words.length };
+  });
   return phone.matches ? separateUnlike(found) : found;
 }
 
 // In a single column, unlike lines stand one side after the other.
 function separateUnlike(found) {
   const separate = [];
-  for (let begin = 0, end = 0; begin < found.length; begin = end) {
-    while (found[end]?.unlike) end++;
-    const unlike = found.slice(begin, end);
-    const [gone, come] = ["a", "b"].map((side) => unlike.filter((row) => row[side] !== null));
-    separate.push(...gone.map((row) => ({ ...row, b: null })));
-    separate.push(...come.map((row) => ({ ...row, a: null })));
-    if (begin === end) separate.push(found[end++]);
+  const come = []; // the right side, until the unlike lines end
+  for (const row of found) {
+    if (!row.unlike) separate.push(...come.splice(0), row);
+    if (row.unlike && row.a !== null) separate.push({ ...row, b: null });
+    if (row.unlike && row.b !== null) come.push({ ...row, a: null });
   }
-  return separate;
+  return [...separate, ...come];
 }
 
 // A line in its colours, with the ranges of letters that changed in elements of their own.
@@ -99,7 +82,7 @@ function paint(script, number, ranges, tag) {
 // Whether the two lines of a row differ in their indentation alone.
 function isIndented(row) {
   const [left, right] = [data.scripts[state.left], data.scripts[state.right]];
-  return row.words && left.lines[row.a].trim() === right.lines[row.b].trim();
+  return row.words.length && left.lines[row.a].trim() === right.lines[row.b].trim();
 }
 
 function makeCell(row, side) {
@@ -114,7 +97,7 @@ function makeCell(row, side) {
   if (!row.equal) cell.append(spoken);
   else if (left) cell.ariaHidden = "true"; // A listener hears an equal line once.
   const script = data.scripts[left ? state.left : state.right];
-  cell.append(paint(script, number, row.words?.[left ? 0 : 1] || [], tag));
+  cell.append(paint(script, number, row.words[left ? 0 : 1] || [], tag));
   return cell;
 }
 
@@ -130,38 +113,36 @@ function makeFold(hidden) {
   const kind = hidden.every((row) => row.equal) ? "equal lines" : "lines";
   const inside = numbers.length ? `: ${nameParts(numbers[0], numbers.at(-1))}` : "";
   const button = make("button");
-  lines.open = (wanted) => {
+  const open = (wanted) => {
     lines.hidden = !wanted;
     button.ariaExpanded = String(wanted);
     button.textContent = `${wanted ? "▾" : "▸"} ${hidden.length} ${kind}${inside}`;
   };
-  button.onclick = () => lines.open(lines.hidden);
-  folds.push(lines);
-  lines.open(state.all);
+  button.onclick = () => open(lines.hidden);
+  open(state.all);
   const cell = make("td", { colSpan: 2 }, button);
   return [make("tbody", {}, make("tr", { className: "fold" }, cell)), lines];
 }
 
 // What is shown: of an open mark its lines alone; otherwise the differences below the imports,
 // and the lines around them.
-function chooseShown(pair) {
-  const marked = { a: linesOfMark(state.left, pair), b: linesOfMark(state.right, pair) };
+function chooseShown() {
   const ends = [state.left, state.right].map((name) => data.scripts[name].parts[1][2]);
   for (const row of rows) {
-    row.marked = marked.a.includes(row.a) || marked.b.includes(row.b);
-    row.head = (row.a ?? 0) < ends[0] && (row.b ?? 0) < ends[1];
-    row.shown = state.mark ? row.marked : !row.equal && !row.head;
+    row.marked = isMarked(state.left, row.a) || isMarked(state.right, row.b);
+    const head = (row.a ?? 0) < ends[0] && (row.b ?? 0) < ends[1];
+    row.shown = state.mark ? row.marked : !row.equal && !head;
   }
-  const around = state.mark ? 0 : data.context;
+  const around = state.mark ? 0 : context;
   const isNear = (_, n) => rows.slice(Math.max(0, n - around), n + around + 1).some((row) => row.shown);
   return rows.map(isNear);
 }
 
-function fillTable(pair) {
+function fillTable() {
   for (const row of rows) row.element = make("tr", {}, makeCell(row, "a"), makeCell(row, "b"));
   for (const body of [...table.tBodies]) body.remove();
-  [folds, differences, here] = [[], [], -1];
-  const visible = chooseShown(pair);
+  [differences, here] = [[], -1];
+  const visible = chooseShown();
   for (const [n, row] of rows.entries()) {
     if (row.marked) row.element.cells[row.b === null ? 0 : 1].classList.add("place");
     if (!row.shown) continue;
@@ -181,36 +162,32 @@ function fillTable(pair) {
 
 // The marks.
 
-const placesOf = (name, mark) => data.scripts[name].marks.filter(([number]) => number === mark);
-
-// The lines of the open mark in a script, or those that they replace in a script without marks.
-function linesOfMark(name, pair) {
-  const places = placesOf(name, state.mark);
-  if (places.length) {
-    return places.flatMap(([, first, end]) => Array.from({ length: end - first }, (_, n) => first + n));
-  }
-  const { marks } = data.scripts[name === state.left ? state.right : state.left];
-  return marks.flatMap(([number], n) => (number === state.mark ? (pair.replaced?.[n] ?? []) : []));
+// Whether a line stands at a place of the open mark.
+function isMarked(name, line) {
+  const isThere = ([mark, first, end]) => mark === state.mark && first <= line && line < end;
+  return line !== null && data.scripts[name].marks.some(isThere);
 }
 
 function openMark() {
   const [title, sentences] = data.recipe[state.mark];
   const text = make("p", {}, make("b", {}, `${state.mark} ${title}. `));
   text.insertAdjacentHTML("beforeend", `${sentences} `);
-  text.append(makeLink("Show all differences", { mark: null }));
+  const href = writeAddress({ mark: null });
+  text.append(make("a", { href }, "Show all differences"));
   const note = make("tr", { className: "note" }, make("td", { colSpan: 2 }, text));
   rows.find((row) => row.shown).element.before(note);
   reveal(note);
 }
 
 // A click on the chip of the open mark closes it.
-function updateChips() {
+function updateLinks() {
+  find("swap").href = writeAddress({ left: state.right, right: state.left });
   const any = [state.left, state.right].some((name) => data.scripts[name].marks.length);
   find("marks").hidden = !any;
   find("unmarked").hidden = any;
   for (const chip of find("marks").children) {
     const current = chip.mark === state.mark;
-    chip.changes = { mark: current ? null : chip.mark };
+    chip.href = writeAddress({ mark: current ? null : chip.mark });
     chip.ariaCurrent = current ? "true" : null;
   }
 }
@@ -235,14 +212,14 @@ function showDifference(number) {
 // Steps from the difference reached last, or from where the reader has scrolled to.
 function stepDifference(step) {
   const top = find("bar").offsetHeight;
-  const places = differences.map((elements) => elements[0].getBoundingClientRect().top);
-  const seen = (element) => {
-    const place = element.getBoundingClientRect();
+  const isAbove = ([row]) => row.getBoundingClientRect().top <= top;
+  const isSeen = (row) => {
+    const place = row.getBoundingClientRect();
     return place.bottom > top && place.top < innerHeight;
   };
-  if (here >= 0 && differences[here].some(seen)) return showDifference(here + step);
-  const above = places.filter((place) => place <= top).length;
-  showDifference(step > 0 ? above : above - 1);
+  const next = differences.filter(isAbove).length;
+  if (differences[here]?.some(isSeen)) showDifference(here + step);
+  else showDifference(step > 0 ? next : next - 1);
 }
 
 // The page as a whole.
@@ -250,9 +227,8 @@ function stepDifference(step) {
 function describePair(pair) {
   const isStep = ([left, right]) => left === state.left && right === state.right;
   const sentence = data.steps.find(isStep)?.[2] || "";
-  const changed = rows.filter((row) => !row.equal);
-  const [gone, come] = ["a", "b"].map((side) => changed.filter((row) => row[side] !== null).length);
-  const lines = `${gone} lines go and ${come} come, with comments and docstrings.`;
+  const count = (side) => rows.filter((row) => !row.equal && row[side] !== null).length;
+  const lines = `${count("a")} lines go and ${count("b")} come, with comments and docstrings.`;
   find("about").innerHTML = `${sentence} <small>${pair.statements} statements change. ${lines}</small>`;
   for (const door of document.querySelectorAll("nav a")) {
     const current = door.hash === `#${state.left}..${state.right}`;
@@ -263,12 +239,12 @@ function describePair(pair) {
 function render() {
   const { left, right } = state;
   state = readAddress();
-  const hasMark = [state.left, state.right].some((name) => placesOf(name, state.mark).length);
-  if (!hasMark) state.mark = null;
+  const marks = [state.left, state.right].flatMap((name) => data.scripts[name].marks);
+  if (!marks.some(([mark]) => mark === state.mark)) state.mark = null;
   if (location.hash) history.replaceState(null, "", writeAddress()); // What it says is what is shown.
   const pair = readPair();
   rows = readRows(pair);
-  fillTable(pair);
+  fillTable();
   for (const [index, side] of ["left", "right"].entries()) {
     find(side).value = state[side];
     table.tHead.rows[0].cells[index].textContent = `${state[side]}.py`;
@@ -277,10 +253,9 @@ function render() {
   find("all").checked = Boolean(state.all);
   find("where").textContent = `${differences.length} differences`;
   describePair(pair);
-  updateChips();
+  updateLinks();
   if (state.mark) openMark();
   else if (left !== state.left || right !== state.right) scrollTo({ top: 0 });
-  updateLinks();
 }
 
 function choose(side, other, name) {
@@ -305,10 +280,9 @@ function fillBar() {
     find(side).onchange = ({ target }) => choose(side, other, target.value);
   }
   for (const [mark, [title]] of Object.entries(data.recipe)) {
-    const chip = makeLink(make("b", {}, mark), {});
-    chip.append(" ", make("span", {}, title), make("small"));
     const label = { title: `${title} (key ${mark})`, ariaLabel: `${mark} ${title}` };
-    find("marks").append(Object.assign(chip, { mark, ...label }));
+    const chip = make("a", { mark, ...label }, make("b", {}, mark), " ", make("span", {}, title));
+    find("marks").append(chip);
   }
   find("next").onclick = () => stepDifference(1);
   find("previous").onclick = () => stepDifference(-1);

@@ -17,10 +17,8 @@ import html
 import io
 import itertools
 import json
-import os
 import re
 import sys
-import tokenize
 from pathlib import Path
 
 from browser import open_browser, set_screen
@@ -33,12 +31,10 @@ HERE = Path(__file__).parent
 PAGE = REPO / "docs" / "side_by_side.html"
 PICTURE = REPO / "docs" / "images" / "side_by_side.png"
 PICTURED = "#snmc_dp..mnmc_ddp_tcp@4"
-CONTEXT = 3  # equal lines that stay open around a difference
 MARK = re.compile(r"# ([1-9]) ")
-# What is coloured, and the letter for it in the page's data. A more special kind comes first.
+# What is coloured, and the letter for it in the page's data.
 COLOURS = {
     Token.Comment: "c",
-    Token.Literal.String.Interpol: "x",
     Token.Literal.String: "s",
     Token.Literal.Number: "n",
     Token.Keyword: "k",
@@ -61,30 +57,14 @@ def read_steps():
     return steps
 
 
-def read_recipe(docstring):
-    """Returns for each mark its title and its sentences.
-
-    The titles are the list in a DDP script's docstring. The README's recipe, a numbered list or a
-    table with the numbers in front, has better titles, and sentences. An item of the recipe that
-    speaks of something else under the same number is left out; a test finds that.
-    """
+def read_recipe():
+    """Returns for each number of the README's recipe its title and its sentences."""
     section = README.read_text().partition("\n## The recipe\n")[2].partition("\n## ")[0]
-    items = re.findall(r"^(\d)\. (.+(?:\n(?!\d\. |[#|<]).+)*)", section, re.MULTILINE)
-    items += re.findall(r"^\| *(\d) *\| *(.+?) *\|$", section, re.MULTILINE)
-    listed = dict(re.findall(r"^ *([1-9])[.:]? +(\w.+)$", docstring, re.MULTILINE))
-    recipe = {number: [line[0].upper() + line[1:], ""] for number, line in listed.items()}
-    for number, text in items:
-        match = re.match(r"\*\*(.+?)\*\*[ |]*|[^|]+", text)
-        title = (match[1] or match[0]).replace("`", "").strip(" .")
-        if find_stems(title) & find_stems(listed.get(number, title)):
-            sentences = " ".join(text[match.end() :].replace("|", " ").split())
-            recipe[number] = [title, to_html(sentences)]
-    return dict(sorted(recipe.items()))
-
-
-def find_stems(text):
-    """Returns the beginnings of a text's longer words, by which two texts can be compared."""
-    return {word[:5].lower() for word in re.findall(r"\w{4,}", text)}
+    items = re.findall(r"^(\d)\. \*\*(.+)\.\*\* (.+(?:\n {3}.+)*)", section, re.MULTILINE)
+    return {
+        number: [title.replace("`", ""), to_html(" ".join(sentences.split()))]
+        for number, title, sentences in items
+    }
 
 
 def to_html(text):
@@ -132,22 +112,20 @@ def find_marks(source):
     body = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     statements = {node.lineno: node for node in reversed(body)}  # the outermost wins
     places = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        mark = MARK.match(token.string) if token.type == tokenize.COMMENT else None
+    for number, line in enumerate(lines, 1):
+        mark = MARK.search(line)
         if not mark:
             continue
-        first = last = token.start[0]
-        if token.line.lstrip().startswith("#"):
-            while lines[last].lstrip().startswith("#"):
+        last = number
+        if is_comment(line):
+            while is_comment(lines[last]):
                 last += 1
-            node = statements.get(last + 1)
-            assigned = find_names(node, ast.Store) if node else set()
-            while node and node.col_offset == token.start[1]:
+            node = statements[last + 1]
+            assigned = find_names(node, ast.Store)
+            last = node.end_lineno
+            while (node := statements.get(last + 1)) and assigned & find_names(node):
                 last = node.end_lineno
-                node = statements.get(last + 1)
-                if node and not assigned & find_names(node):
-                    break
-        places.append([mark[1], first - 1, last])
+        places.append([mark[1], number - 1, last])
     return places
 
 
@@ -157,29 +135,26 @@ def find_names(tree, context=ast.expr_context):
     return {node.id for node in nodes if isinstance(node.ctx, context)}
 
 
-def find_assigned(source):
-    """Returns the names that a source assigns as (line, name)."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-    return [(node.lineno - 1, node.id) for node in nodes if isinstance(node.ctx, ast.Store)]
+def is_comment(line):
+    """Whether there is nothing but a comment in a line."""
+    return line.lstrip().startswith("#")
 
 
 @functools.cache
 def similarity(a, b):
     """Returns how well two lines fit into one row, from 0 for not at all to 1 for equal."""
+    if is_comment(a) != is_comment(b):
+        return 0
     a, b = a.strip(), b.strip()
-    is_comment = a.startswith("#")
-    if not a or not b or is_comment != b.startswith("#"):
-        return 0.1 if a == b else 0
     ratio = difflib.SequenceMatcher(None, split_words(a), split_words(b), autojunk=False).ratio()
-    begins = [re.match(r"(def )?\w+( [+*]?= ?|=)?", line) for line in (a, b)]
-    if all(begins) and begins[0][0] == begins[1][0] and (begins[0][1] or begins[0][2]):
+    begins = [re.match(r"def \w+|\w+ ?[+*]?=", line) for line in (a, b)]
+    if all(begins) and begins[0][0] == begins[1][0]:
         ratio = max(0.55, ratio + 0.3)  # They define or assign the same name.
     calls = [set(re.findall(r"[a-z]([A-Z][a-z]+)\(", line)) for line in (a, b)]
     if calls[0] & calls[1]:
         ratio += 0.3  # They call relatives, such as RandomSampler and DistributedSampler.
-    if ratio < 0.55:
-        return 0
-    return ratio / 2 if is_comment else min(0.99, ratio)  # Code draws a row together, not prose.
+    # In a comment that is mostly another one, marked words would tear the sentence apart.
+    return ratio if ratio >= (0.8 if is_comment(a) else 0.55) else 0
 
 
 def split_words(line):
@@ -201,17 +176,10 @@ def pair_lines(a, b):
 
 
 def put_beside(left, right, a, b):
-    """Returns rows for unlike lines: in common rows, unless a comment would be beside code.
-
-    Common rows begin at the top or, if no comment is beside code then, end at the bottom.
-    """
-    top = list(itertools.zip_longest(left, right))
-    bottom = list(itertools.zip_longest(reversed(left), reversed(right)))[::-1]
-    for rows in (top, bottom):
-        both = [(a[i].strip(), b[j].strip()) for i, j in rows if None not in (i, j)]
-        if all(before.startswith("#") == after.startswith("#") for before, after in both):
-            return rows
-    return [(i, None) for i in left] + [(None, j) for j in right]
+    """Returns rows for unlike lines: in common rows, unless a comment would be beside code."""
+    if any(is_comment(a[i]) != is_comment(b[j]) for i, j in zip(left, right, strict=False)):
+        return [(i, None) for i in left] + [(None, j) for j in right]
+    return list(itertools.zip_longest(left, right))
 
 
 def align(a, b):
@@ -220,107 +188,50 @@ def align(a, b):
     difflib finds the equal lines. Between them, similar lines share a row, and put_beside
     places what is left over.
     """
-    rows = []
+    pairs = []
     matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=False)
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
-        pairs = [(i + n, j + n) for n in range(i_end - i)] if kind == "equal" else []
-        if kind == "replace":
-            pairs = [(i + m, j + n) for m, n in pair_lines(a[i:i_end], b[j:j_end])]
-        for i_pair, j_pair in [*pairs, (i_end, j_end)]:
-            rows += put_beside(range(i, i_pair), range(j, j_pair), a, b)
-            if (i_pair, j_pair) in pairs:
-                rows.append((i_pair, j_pair))
-            i, j = i_pair + 1, j_pair + 1
-    return rows
+        if kind == "equal":
+            pairs += zip(range(i, i_end), range(j, j_end), strict=True)
+        else:
+            pairs += [(i + m, j + n) for m, n in pair_lines(a[i:i_end], b[j:j_end])]
+    rows, i, j = [], 0, 0
+    for i_pair, j_pair in [*pairs, (len(a), len(b))]:
+        rows += [*put_beside(range(i, i_pair), range(j, j_pair), a, b), (i_pair, j_pair)]
+        i, j = i_pair + 1, j_pair + 1
+    return rows[:-1]  # without the ends
 
 
 def changed_words(a, b):
     """Returns for two similar lines the ranges of letters that differ, [begin, end, begin, …]."""
-    before, after = split_words(a), split_words(b)
-    # What both begin and end with stays out, or a bracket would match another bracket.
-    same = len(os.path.commonprefix([before, after]))
-    tail = len(os.path.commonprefix([before[same:][::-1], after[same:][::-1]]))
-    middle = [line[same : len(line) - tail] for line in (before, after)]
-    start = len("".join(before[:same]))
-    places = [[start + n for n in (0, *itertools.accumulate(map(len, line)))] for line in middle]
-    changes = []
-    for kind, *span in difflib.SequenceMatcher(str.isspace, *middle, autojunk=False).get_opcodes():
-        if kind == "equal":
-            continue
-        begin, end, other_begin, other_end = (places[n // 2][at] for n, at in enumerate(span))
-        # A blank or a sign between two changes would only make confetti.
-        if changes and begin - changes[-1][1] <= 2:
-            begin, _, other_begin, _ = changes.pop()
-        changes.append((begin, end, other_begin, other_end))
-    sides = [change[:2] for change in changes], [change[2:] for change in changes]
-    return [[at for begin, end in side if begin < end for at in (begin, end)] for side in sides]
+    sides = [split_words(line) for line in (a, b)]
+    places = [[0, *itertools.accumulate(map(len, words))] for words in sides]
+    changes = [], []
+    for kind, *span in difflib.SequenceMatcher(str.isspace, *sides, autojunk=False).get_opcodes():
+        for side, (begin, end) in enumerate((span[:2], span[2:])):
+            if kind != "equal" and begin < end:
+                changes[side].extend((places[side][begin], places[side][end]))
+    return changes
 
 
-def describe_row(row, a, b):
-    """Returns the kind of a row: "=", "-", "+", "x" for unlike lines, or the words that differ."""
-    i, j = row
-    if i is None or j is None:
-        return "+" if i is None else "-"
-    if a[i] == b[j]:
-        return "="
-    fit = similarity(a[i], b[j])
-    # In a comment that is mostly another one, marked words would tear the sentence apart.
-    is_new_prose = a[i].lstrip().startswith("#") and fit < 0.4
-    return changed_words(a[i], b[j]) if fit and not is_new_prose else "x"
+def describe_pair(before, after):
+    """Returns what the page must know of two scripts: their rows, and how much changes.
 
-
-def find_replaced(places, marked, rows, plain):
-    """Returns for each place of a mark the lines of a script without marks that it replaces.
-
-    They are changed lines that are similar to one of the place, or assign a name that it assigns.
+    A row is [line, line], and of similar lines [line, line, changed words, changed words].
     """
-    a, b = plain.splitlines(), marked.splitlines()
-    kinds = [(row, describe_row(row, a, b)) for row in rows]
-    changed = [i for (i, _), kind in kinds if i is not None and kind != "="]
-    assigned = find_assigned(marked)
-    assigned_before = [(i, name) for i, name in find_assigned(plain) if i in changed]
-    replaced = []
-    for _, first, last in places:
-        names = {name for j, name in assigned if first <= j < last}
-        lines = {i for i, name in assigned_before if name in names}
-        lines |= {i for (i, j), kind in kinds if isinstance(kind, list) and first <= j < last}
-        replaced.append(sorted(lines))
-    return replaced
-
-
-def describe_pair(before, after, marks):
-    """Returns what the page must know of two scripts: their rows, counts, replaced lines."""
     a, b = before.splitlines(), after.splitlines()
-    rows = align(a, b)
-    runs = []  # "=41" is 41 equal rows; a row of similar lines stands for itself.
-    for kind, group in itertools.groupby((describe_row(row, a, b) for row in rows), key=str):
-        kinds = list(group)
-        runs += kinds if isinstance(kinds[0], list) else [f"{kind}{len(kinds)}"]
-    pair = {"rows": runs, "statements": changed_statements(before, after)}
-    if marks[1] and not marks[0]:
-        pair["replaced"] = find_replaced(marks[1], after, rows, before)
-    return pair
+    rows = []
+    for i, j in align(a, b):
+        is_similar = None not in (i, j) and a[i] != b[j] and similarity(a[i], b[j])
+        rows.append([i, j, *(changed_words(a[i], b[j]) if is_similar else ())])
+    return {"rows": rows, "statements": changed_statements(before, after)}
 
 
-def read_source(name):
-    """Returns the text of a script."""
-    return (REPO / f"{name}.py").read_text()
-
-
-def read_docstring(name):
-    """Returns the docstring of a script."""
-    return ast.get_docstring(ast.parse(read_source(name)))
-
-
-def describe_script(name):
+def describe_script(source):
     """Returns what the page must know of a script."""
-    source = read_source(name)
-    return {
-        "lines": source.splitlines(),
-        "colours": paint(source)[: len(source.splitlines())],
-        "parts": find_parts(source),
-        "marks": find_marks(source),
-    }
+    lines = source.splitlines()
+    parts, marks = find_parts(source), find_marks(source)
+    return {"lines": lines, "colours": paint(source), "parts": parts, "marks": marks}
 
 
 def show_door(before, after, names):
@@ -331,18 +242,17 @@ def show_door(before, after, names):
 
 def gather_data(steps, names):
     """Returns all that the page's JavaScript must know."""
-    scripts = {name: describe_script(name) for name in names}
-    used = {mark[0]: name for name in names for mark in scripts[name]["marks"]}
-    recipe = read_recipe(read_docstring(next(iter(used.values()))))
-    if used.keys() != recipe.keys():
+    sources = {name: (REPO / f"{name}.py").read_text() for name in names}
+    scripts = {name: describe_script(source) for name, source in sources.items()}
+    recipe = read_recipe()
+    used = {mark for script in scripts.values() for mark, *_ in script["marks"]}
+    if used != recipe.keys():
         sys.exit(f"marks {sorted(used)} in the scripts, but {sorted(recipe)} in README's recipe")
-    pairs = {}
-    for before, after in itertools.combinations(names, 2):
-        sources = [read_source(name) for name in (before, after)]
-        marks = [scripts[name]["marks"] for name in (before, after)]
-        pairs[f"{before}..{after}"] = describe_pair(*sources, marks)
-    data = {"steps": steps, "context": CONTEXT, "recipe": recipe}
-    return data | {"scripts": scripts, "pairs": pairs}
+    pairs = {
+        f"{before}..{after}": describe_pair(sources[before], sources[after])
+        for before, after in itertools.combinations(names, 2)
+    }
+    return {"steps": steps, "recipe": recipe, "scripts": scripts, "pairs": pairs}
 
 
 def build_page():
