@@ -12,11 +12,12 @@ patched/NAME.py, change it, and use --take.
 """
 
 import argparse
+import difflib
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections import namedtuple
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
@@ -25,14 +26,8 @@ PATCHED = REPO / "patched"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.diff"))
 
 
-@dataclass
-class Patch:
-    """A file of docs/patches: its header, the diff below them, and the script it changes."""
-
-    name: str
-    header: str
-    diff: str
-    script: str
+# A file of docs/patches: its header, the diff below it, and the script that it changes.
+Patch = namedtuple("Patch", "name header diff script")
 
 
 def read_patch(name):
@@ -72,16 +67,8 @@ def write_patched(names, folder):
 
 def make_diff(script, changed):
     """Returns the diff from a script to its changed text, as docs/patches has it."""
-    with tempfile.TemporaryDirectory() as folder:
-        for side, text in (("a", (REPO / script).read_text()), ("b", changed)):
-            Path(folder, side).mkdir()
-            Path(folder, side, script).write_text(text)
-        argv = ["git", "diff", "--no-index", "--no-prefix", "--no-color", "-U1"]
-        process = subprocess.run(
-            [*argv, f"a/{script}", f"b/{script}"], cwd=folder, capture_output=True, text=True
-        )
-    diff = process.stdout[process.stdout.index("--- ") :]
-    return re.sub(r"^(@@ .*? @@).*$", r"\1", diff, flags=re.MULTILINE)
+    sides = (text.splitlines(keepends=True) for text in ((REPO / script).read_text(), changed))
+    return "".join(difflib.unified_diff(*sides, f"a/{script}", f"b/{script}", n=1))
 
 
 def find_mistakes(text):
