@@ -8,7 +8,6 @@ The pages are README.md and docs/*.md. No program stands in a page alone. A comm
 above a fenced block says where the block comes from:
 
     <!-- show FILE NAME... -->     these functions or classes of a file
-    <!-- program FILE -->          all of a short file below its docstring
     <!-- excerpt FILE -->          lines of a file, from the block's first line to its last; they
                                    may have less indentation
     <!-- diff A.py B.py -->        the diff from A to B, without docstrings and imports
@@ -21,7 +20,7 @@ above a fenced block says where the block comes from:
     <!-- run by FILE -->           shell commands that this file runs
     <!-- not run: REASON -->       shell commands or output that cannot be made here
 
-An example's docstring has the command that starts it. In `printed by scripts/who_hangs.py NAME...`,
+An example's docstring has the command that starts it. In `printed by scripts/who_hangs.py NAME`,
 where NAME is a patch, the line numbers of the patched script are kept up to date. What is not found
 in its file is an error that names the page and the line: nothing stale is kept.
 """
@@ -35,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from dataclasses import dataclass
+from collections import namedtuple
 from pathlib import Path
 
 import patches
@@ -50,16 +49,8 @@ FENCE = re.compile(
 )
 
 
-@dataclass
-class Block:
-    """A fenced block: its language, its code, the comment above it, its heading and place."""
-
-    language: str
-    code: str
-    mark: str
-    heading: str
-    start: int
-    end: int
+# A fenced block: its language, its code, the comment above it, its heading and place.
+Block = namedtuple("Block", "language code mark heading start end")
 
 
 def read_blocks(text):
@@ -114,12 +105,11 @@ def excerpt(code, file):
     return textwrap.dedent("\n".join(lines[start : bare.index(last, start) + 1])) + "\n"
 
 
-def read_body(script, imports=False):
-    """Returns the lines of a script below its imports, or below its docstring alone."""
+def read_body(script):
+    """Returns the lines of a script below its imports."""
     text = (REPO / script).read_text()
-    kinds = ast.Expr if imports else (ast.Import, ast.ImportFrom)
-    above = [node for node in ast.parse(text).body if isinstance(node, kinds)]
-    return text.splitlines()[(above[0] if imports else above[-1]).end_lineno :]
+    imports = [n for n in ast.parse(text).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    return text.splitlines()[imports[-1].end_lineno :]
 
 
 def diff(a, b):
@@ -136,13 +126,10 @@ def diff(a, b):
 
 def diff_all(a, b):
     """Returns all lines of two programs below their docstrings, as a diff."""
-    sides = (read_body(name, imports=True)[1:] for name in (a, b))
-    rows = list(difflib.unified_diff(*sides, lineterm="", n=1000))[3:]
+    texts = ((REPO / name).read_text().split('"""\n\n', 1)[1] for name in (a, b))
+    rows = difflib.unified_diff(*(text.splitlines() for text in texts), lineterm="", n=1000)
     # One empty line where the files have two.
-    rows = [
-        row for above, row in zip(["", *rows], rows, strict=False) if row.strip() or above.strip()
-    ]
-    return "\n".join(rows) + "\n"
+    return ("\n".join(list(rows)[3:]) + "\n").replace(" \n \n", " \n")
 
 
 def sort_lines(output):
@@ -175,20 +162,20 @@ def printed_file(path):
     return path.parent / "printed" / f"{path.stem}.txt"
 
 
-def renumber(printed, names):
+def renumber(printed, name):
     """Returns what who_hangs.py prints of a patched script, with the line numbers of today."""
     with tempfile.TemporaryDirectory() as folder:
-        text = patches.write_patched(names, folder).read_text()
+        text = patches.write_patched([name], folder).read_text()
     lines = [strip_comment(line) for line in text.splitlines()]
 
     def find_nearest(match):
-        name, old, statement = match.groups()
+        old, statement = match.groups()
         numbers = [number for number, line in enumerate(lines, 1) if line == statement]
         if not numbers:
-            raise LookupError(f"{names[-1]}.py has no line `{statement}`: run the program again")
-        return f"{name}:{min(numbers, key=lambda number: abs(number - int(old)))}: {statement}"
+            raise LookupError(f"{name}.py has no line `{statement}`: run the program again")
+        return f"{name}.py:{min(numbers, key=lambda number: abs(number - int(old)))}: {statement}"
 
-    return re.sub(rf"({names[-1]}\.py):(\d+): (.+)", find_nearest, printed)
+    return re.sub(rf"{name}\.py:(\d+): (.+)", find_nearest, printed)
 
 
 def make(block):
@@ -196,18 +183,16 @@ def make(block):
     kind, *rest = block.mark.split()
     if kind == "show":
         return show(*rest)
-    if kind == "program":
-        return "\n".join(read_body(*rest, imports=True)[1:]) + "\n"
     if kind == "excerpt":
         return excerpt(block.code, *rest)
     if kind == "patch":
-        return re.search(r"^--- .*", patches.read_patch(*rest).diff, re.MULTILINE | re.DOTALL)[0]
+        return patches.read_patch(*rest).diff
     if kind == "diff":
         return diff(*rest)
     if kind == "all":
         return diff_all(*rest[1:])
     if block.mark.startswith("printed by scripts/who_hangs.py "):
-        return renumber(block.code, rest[2:])
+        return renumber(block.code, *rest[2:])
     if block.mark.startswith("printed by docs/examples/"):
         return printed_file(REPO / rest[1]).read_text()
     return block.code
