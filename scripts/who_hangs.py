@@ -112,10 +112,8 @@ def ask_py_spy(pids):
 def read_stack(pid):
     """Returns the stack of a process's main thread; none where py-spy cannot read it."""
     command = ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)]
-    try:
-        threads = json.loads(subprocess.run(command, capture_output=True).stdout)
-    except (OSError, ValueError):  # It is not installed, or must not look into the process.
-        return []
+    output = subprocess.run(command, capture_output=True).stdout
+    threads = json.loads(output or "[]")  # nothing where it must not look into the process
     for thread in threads:
         frames = [(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]]
         # The main thread; its outermost frame is the second with python -m.
@@ -271,10 +269,9 @@ def report(notes):
         else:
             what = problems[rank]
             if note["running"]:
-                # A stopped rank writes no note, but py-spy can look into it where it is installed.
-                stack = read_stack(note["pid"]) if read_state(note) == "T" else []
-                ago = f"{now - note['time']:.0f} s earlier " if what and not stack else ""
-                where = ago + describe_place(stack or note["stack"])
+                silence = round(now - note["time"])
+                ago = f"{silence} s earlier " if what and silence else ""
+                where = ago + describe_place(note["stack"])
             if not what and entries:
                 what = describe_part(note["calls"], group, number, alike)
             elif not what and joining:
