@@ -14,7 +14,6 @@ last number comes from the kernel: it counts all that this host sends, its other
 import argparse
 import os
 import statistics
-import time
 
 import common
 import torch
@@ -90,14 +89,10 @@ def predict_bytes(name, weights, world_size):
 
 def measure(version, steps):
     """Returns a turn's ms and MB sent of a step, and the MB kept, of the rank that has the most."""
-    dist.barrier()
-    sent, started = common.count_sent_bytes(), time.perf_counter()
-    version.train(steps)
-    dist.barrier()
-    seconds, sent = time.perf_counter() - started, common.count_sent_bytes() - sent
+    milliseconds, sent = common.measure(version.train, steps)
     sent /= int(os.environ["LOCAL_WORLD_SIZE"])
     kept = [size / 1e6 for size in version.count_kept_bytes()]
-    most = torch.tensor([1000 * seconds / steps, sent / 1e6 / steps, *kept], dtype=torch.float64)
+    most = torch.tensor([milliseconds, sent, *kept], dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return most.tolist()
 

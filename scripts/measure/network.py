@@ -25,7 +25,6 @@ import contextlib
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
@@ -48,6 +47,10 @@ MODELS = {
 BUCKETS = {"bucket_cap_mb 1": 1, "bucket_cap_mb 25": 25, "bucket_cap_mb 1000": 1000}
 VARIANTS = ["no communication", "DDP", "bf16 hook", "PowerSGD", "no_sync over 4", "batch times 4"]
 VARIANTS += [*BUCKETS, "no overlap"]
+# The later all-reduces of PowerSGD start in gloo's threads. With several buckets the ranks can
+# start them in different orders, and gloo aborts or waits for ever.
+BUCKETS |= {"PowerSGD": 1000}
+STEPS = 4  # of a turn: as many as no_sync over 4 needs to communicate once
 # So many times each variant communicates before its turns. In the second, DDP makes its final
 # buckets, and in the third, PowerSGD compresses for the first time.
 WARM_UP = 3
@@ -59,8 +62,7 @@ class Variant:
     def __init__(self, name, args):
         build, shape = MODELS[args.model]
         torch.manual_seed(0)
-        self.name, self.steps_done = name, 0
-        self.model = build().to(memory_format=torch.channels_last)
+        self.name, self.model = name, build().to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4, nesterov=True
         )
@@ -72,9 +74,6 @@ class Variant:
         if name not in ("no communication", "no overlap"):
             # Without a value, the limit of the first bucket is 1 MiB, and of the others 25 MiB.
             limit = {"bucket_cap_mb": BUCKETS[name]} if name in BUCKETS else {}
-            # The later all-reduces of PowerSGD start in gloo's threads. With several buckets the
-            # ranks can start them in different orders, and gloo aborts or waits for ever.
-            limit |= {"bucket_cap_mb": 1000} if name == "PowerSGD" else {}
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **limit)
         if name == "bf16 hook":
             self.model.register_comm_hook(None, bf16_compress_hook)
@@ -84,9 +83,8 @@ class Variant:
 
     def run(self, steps):
         """Trains for some steps, counted in the usual batches: a batch times 4 is four steps."""
-        for _ in range(steps // 4 if self.name == "batch times 4" else steps):
-            self.steps_done += 1
-            alone = self.name == "no_sync over 4" and self.steps_done % 4 > 0
+        for step in range(steps // 4 if self.name == "batch times 4" else steps):
+            alone = self.name == "no_sync over 4" and step % 4 < 3
             with self.model.no_sync() if alone else contextlib.nullcontext():
                 F.cross_entropy(self.model(self.images), self.labels).backward()
             if self.name == "no overlap":
@@ -106,31 +104,21 @@ def average_gradients(model):
         gradient.copy_(part.view_as(gradient))
 
 
-def measure(variant, steps):
-    """Returns (milliseconds, megabytes sent by this host) of a step."""
-    dist.barrier()
-    sent, started = common.count_sent_bytes(), time.perf_counter()
-    variant.run(steps)
-    dist.barrier()  # The slower rank ends the turn.
-    seconds, sent = time.perf_counter() - started, common.count_sent_bytes() - sent
-    return 1000 * seconds / steps, sent / 1e6 / steps
-
-
 def compare(args):
     """Measures all variants in turns; returns the rows of the table."""
-    variants = [Variant(name, args) for name in args.variants]
+    variants = [Variant(name, args) for name in VARIANTS]
     for variant in variants:
         variant.run(WARM_UP * variant.period)
-    turns = {name: [] for name in args.variants}
+    turns = {name: [] for name in VARIANTS}
     for _ in range(args.repeats):
         for variant in variants:
-            turns[variant.name].append(measure(variant, args.steps))
-    columns = {name: list(zip(*values, strict=True)) for name, values in turns.items()}
-    ddp = statistics.median(columns["DDP"][0])
+            turns[variant.name].append(common.measure(variant.run, STEPS))
+    ddp = statistics.median(time for time, _ in turns["DDP"])
     rows = []
-    for name, (times, megabytes) in columns.items():
-        row = {"variant": name, "MB": f"{statistics.median(megabytes):.3f}"}
+    for name, measured in turns.items():
+        times, megabytes = zip(*measured, strict=True)
         values = {"ms": statistics.median(times), "lowest": min(times), "highest": max(times)}
+        row = {"variant": name, "MB": f"{statistics.median(megabytes):.3f}"}
         row |= {key: f"{value:.1f}" for key, value in values.items()}
         rows.append(row | {"to DDP": f"{values['ms'] / ddp:.2f}"})
     return rows
@@ -142,19 +130,15 @@ def parse_args():
     )
     add = parser.add_argument
     add("--model", choices=MODELS, default="resnet18", help="default: resnet18")
-    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
     add("--batch-size", type=int, default=32, help="in each process; default: 32")
-    add("--steps", type=int, default=4, help="of a turn, a multiple of 4; default: 4")
     add("--repeats", type=int, default=3, help="turns of each variant; default: 3")
     args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error(
             "start it with NPROC=1 bash scripts/cluster/two_hosts.sh scripts/measure/network.py"
         )
-    if args.steps < 4 or args.steps % 4 or min(args.repeats, args.batch_size) < 1:
-        parser.error("--steps must be a multiple of 4, the other numbers must be above 0")
-    if "DDP" not in args.variants:
-        parser.error("--variants needs DDP, because the ratios are to DDP")
+    if min(args.repeats, args.batch_size) < 1:
+        parser.error("all numbers must be above 0")
     return args
 
 

@@ -35,10 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 WIDTH, LAYERS = 1024, 32
 
 
-def megabytes_of(field):
-    """Returns a figure of this process from /proc: VmData is what it has allocated."""
+def count_megabytes():
+    """Returns how much this process has allocated."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024 / 1e6
+    return int(re.search(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024 / 1e6
 
 
 def build_model():
@@ -71,19 +71,19 @@ def shard_model():
     return model
 
 
-def train(args):
-    before = megabytes_of("VmData")
-    limit = int((before + args.megabytes) * 1e6)
+def train(way, megabytes):
+    before = count_megabytes()
+    limit = int((before + megabytes) * 1e6)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    model = wrap_model() if args.way == "ddp" else shard_model()
+    model = wrap_model() if way == "ddp" else shard_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9)
     inputs = torch.randn(8, WIDTH)
-    for step in range(args.steps):
+    for step in range(3):
         loss = (model(inputs) - 1).square().mean()
         loss.backward()
         optimizer.step()
         if dist.get_rank() == 0:
-            used = megabytes_of("VmData") - before
+            used = count_megabytes() - before
             print(f"step {step + 1} | loss {loss:.4f} | {used:.0f} MB in use", flush=True)
         optimizer.zero_grad()
 
@@ -94,10 +94,9 @@ def main():
     )
     parser.add_argument("way", choices=("ddp", "fsdp2"))
     parser.add_argument("--megabytes", type=int, default=300, help="for each rank; default: 300")
-    parser.add_argument("--steps", type=int, default=3, help="default: 3")
     args = parser.parse_args()
     dist.init_process_group("gloo")
-    train(args)
+    train(args.way, args.megabytes)
     dist.destroy_process_group()
 
 
