@@ -89,8 +89,8 @@ def setup_distributed(args):
         backend=backend,
         init_method="env://",  # torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
-        # With device_id nccl and xccl connect the GPUs now, so a fault of the network shows here.
-        # Otherwise they would do so in the first collective call. gloo takes no device_id.
+        # Given a device_id, nccl and xccl connect the GPUs here and not in the first collective
+        # call, so a fault of the network shows at once. gloo takes no device_id.
         device_id=None if backend == "gloo" else device,
     )
     # One write for the whole line: print() can write its newline separately, and lines would mix.
@@ -105,9 +105,9 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files. First rank 0 does. Then the
-    # first process of each node does, if its node has a folder of its own. Otherwise it finds the
-    # files of rank 0. The results of both calls are not used.
+    # 3 One process downloads, because two would write the same files. Rank 0 goes first, then the
+    # first process of each node. Each downloads only what is missing: all files are there already
+    # if the nodes share --data-root. What these two calls return is not used.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
@@ -137,7 +137,7 @@ def train(args, local_rank, device):
     # computes the next. With gradient_as_bucket_view=True each .grad is a part of its bucket, and
     # not a second copy.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # ddp_model trains the weights of model. We test and save model itself: in a test its forward
+    # ddp_model trains the weights of model. We test and save model itself: calling it in a test
     # makes no collective call, so ranks may have unequal numbers of batches, and its state_dict has
     # plain names, without "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
@@ -203,9 +203,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now, because after the
-    # copy in its last forward each rank updated them with its own images. All ranks test with the
-    # statistics of rank 0, because rank 0 saves the model.
+    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now. The last forward
+    # first copied those of rank 0 to all, and then each rank updated them with its own images. All
+    # ranks test with those of rank 0, because rank 0 saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -233,12 +233,12 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: either all ranks resume or none. So broadcast() overwrites each rank's found
-    # with that of rank 0. A rank that cannot see the file then fails in torch.load, and does not
-    # train from epoch 0 while the others resume. nccl sends only from GPUs, so found is on one.
-    found = torch.tensor(path.exists(), device=next(model.parameters()).device)
-    dist.broadcast(found, src=0)
-    if not found:
+    # Easily forgotten: either all ranks resume or none. So rank 0's answer counts, and broadcast()
+    # sends it to all. A rank that cannot see the file then fails in torch.load, and does not train
+    # from epoch 0 while the others resume. nccl sends only from GPUs, so the tensor is on the GPU.
+    exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
+    dist.broadcast(exists, src=0)
+    if not exists:
         return 0
     # Each rank reads the file: DDP copies rank 0's weights only in its constructor, which has run
     # already, and the optimizer's state never.
@@ -268,8 +268,7 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # Smaller logits give smaller gradients. So training also survives the learning rates of the
-        # DDP scripts, which grow with the number of processes. 8 was found by trial.
+        # The division by 8, found by trial, keeps training stable at high learning rates.
         return self.classifier(x.flatten(1)) / 8
 
 
