@@ -18,8 +18,8 @@ Eight things turn a training script into this one. Comments such as "# 6" mark t
 Comments with "Easily forgotten" mark four more places.
 
 The rule: all ranks make the same collective calls in the same order. These are barrier(),
-broadcast(), all_reduce(), and those inside DDP (mark 5). In each of them the ranks wait for one
-another. If a rank leaves one out, the others wait until --timeout, and fail.
+broadcast(), all_reduce(), and those inside DDP (mark 5) and SyncBatchNorm. In each of them the
+ranks wait for one another. If a rank leaves one out, the others wait until --timeout, and fail.
 
 What changes from mnmc_ddp_env.py: srun starts the processes and puts rank, local rank and world
 size into variables of its own. read_slurm() copies them into those of torchrun. Where torchrun has
@@ -60,7 +60,7 @@ def parse_args():
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
     add("--data-root", type=Path, default="data", help="default: ./data")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
-    add("-b", "--batch-size", type=int, default=64, help="for one process; default: 64")
+    add("-b", "--batch-size", type=int, default=64, help="per process; default: 64")
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
@@ -128,13 +128,12 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files. Rank 0 goes first, then the
-    # first process of each node. Each downloads only what is missing: all files are there already
-    # if the nodes share --data-root. What these two calls return is not used.
+    # 3 One process downloads, because two would write the same files. The first two calls
+    # of load_split() are for this alone, and download only what is missing.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
-    if local_rank == 0:
+    if local_rank == 0:  # If the nodes do not share a folder, each downloads into its own.
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -154,16 +153,15 @@ def train(args, local_rank, device):
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:  # In training SyncBatchNorm's statistics are those of all ranks' images.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each forward
-    # first copies rank 0's BatchNorm statistics. Each backward averages the gradients. For
-    # speed DDP packs them into large tensors (buckets), and sends a full bucket while backward
-    # computes the next. With gradient_as_bucket_view=True each .grad is a part of its bucket, and
-    # not a second copy.
-    ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # ddp_model trains the weights of model. We test and save model itself: calling it in a test
-    # makes no collective call, so ranks may have unequal numbers of batches, and its state_dict has
-    # plain names, without "module.".
-    optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
+    # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
+    # averages the gradients over all ranks: it sends one group (bucket) while it computes the next.
+    # Each forward first copies the BatchNorm statistics of rank 0 to all ranks. Then each rank
+    # updates them with its own images.
+    ddp_model = DistributedDataParallel(model)
+    # model and ddp_model share their weights. We train ddp_model, and test and save model. The
+    # forward of model makes no collective call in a test, so ranks may test unequal numbers of
+    # batches. The names in its state_dict do not begin with "module.".
+    optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
     start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
@@ -226,9 +224,8 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: BatchNorm's statistics (buffers) differ between ranks now. The last forward
-    # first copied those of rank 0 to all, and then each rank updated them with its own images. All
-    # ranks test with those of rank 0, because rank 0 saves the model.
+    # Easily forgotten: after the last forward each rank has its own BatchNorm statistics, which are
+    # the model's buffers (mark 5). All ranks test with those of rank 0, because it saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -257,14 +254,13 @@ def load_checkpoint(path, model, optimizer):
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: either all ranks resume or none. So rank 0's answer counts, and broadcast()
-    # sends it to all. A rank that cannot see the file then fails in torch.load, and does not train
-    # from epoch 0 while the others resume. nccl sends only from GPUs, so the tensor is on the GPU.
+    # sends it to all. A rank that cannot see the file then fails in torch.load. Otherwise it would
+    # train from epoch 0 while the others resume. For nccl the tensor must be on the GPU.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
         return 0
-    # Each rank reads the file: DDP copies rank 0's weights only in its constructor, which has run
-    # already, and the optimizer's state never.
+    # Each rank reads the file, so all nodes must see it.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
     except Exception as error:  # torch raises many types, and does not name the file.

@@ -29,7 +29,7 @@ def parse_args():
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
     add("--data-root", type=Path, default="data", help="default: ./data")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
-    add("-b", "--batch-size", type=int, default=64, help="for one process; default: 64")
+    add("-b", "--batch-size", type=int, default=64, help="per process; default: 64")
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
@@ -49,7 +49,7 @@ def train(args, device):
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     # The wrapper has no weights of its own: it trains those of model. We test and save model.
     dp_model = nn.DataParallel(model)
-    optimizer = torch.optim.SGD(  # train_one_epoch() sets lr in each step.
+    optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
     start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0

@@ -69,9 +69,7 @@ def prepare(variant, data, args, device):
     """Returns what a variant trains with: its model, optimizer and loader."""
     layout = torch.contiguous_format if variant == "textbook" else torch.channels_last
     model = snsc.build_model(args.dataset).to(device, memory_format=layout)
-    if variant == "ddp":
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    elif variant == "textbook" and dist.get_world_size() > 1:
+    if variant == "ddp" or (variant == "textbook" and dist.get_world_size() > 1):
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, nesterov=True
