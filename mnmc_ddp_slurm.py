@@ -60,7 +60,7 @@ def parse_args():
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
     add("--data-root", type=Path, default="data", help="default: ./data")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
-    add("-b", "--batch-size", type=int, default=64, help="per process; default: 64")
+    add("-b", "--batch-size", type=int, default=64, help="default: 64")
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
@@ -128,12 +128,12 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files. The first two calls
-    # of load_split() are for this alone, and download only what is missing.
-    if rank == 0:
-        load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
+    # 3 One process downloads, because two would write the same files. torchvision downloads both
+    # splits at once, and only what is missing. The results of the first two calls are not used.
+    if rank == 0:  # If the nodes share a folder, rank 0 alone downloads.
+        load_split(args.dataset, args.data_root, train=True)
     dist.barrier()  # waits for all ranks
-    if local_rank == 0:  # If the nodes do not share a folder, each downloads into its own.
+    if local_rank == 0:  # If each node has its own folder, so does the first process of each.
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -151,16 +151,16 @@ def train(args, local_rank, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # In training SyncBatchNorm's statistics are those of all ranks' images.
+    if args.sync_bn:  # Statistics of the images of all ranks. It communicates in training only.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients over all ranks: it sends one group (bucket) while it computes the next.
+    # averages the gradients over all ranks: a group (bucket) is sent while the next is computed.
     # Each forward first copies the BatchNorm statistics of rank 0 to all ranks. Then each rank
     # updates them with its own images.
     ddp_model = DistributedDataParallel(model)
-    # model and ddp_model share their weights. We train ddp_model, and test and save model. The
-    # forward of model makes no collective call in a test, so ranks may test unequal numbers of
-    # batches. The names in its state_dict do not begin with "module.".
+    # model and ddp_model share their weights. We train ddp_model, and test and save model: its
+    # forward makes no collective call in a test, so ranks may have unequal numbers of batches. What
+    # we save also fits a model without DDP. The names in ddp_model's state begin with "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -191,8 +191,8 @@ def train(args, local_rank, device):
 def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
     """Trains for an epoch; model is the wrapped one; returns (mean loss, accuracy in percent)."""
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
-    # 6 A learning rate for the larger batch of all ranks together. A step has world_size times the
-    # images, so an epoch has fewer steps, and each should go further.
+    # 6 A learning rate for the larger batch. --batch-size is for each process, so a step has
+    # world_size times the images. An epoch has fewer steps then, and each should go further.
     peak_lr *= dist.get_world_size()
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
@@ -254,8 +254,8 @@ def load_checkpoint(path, model, optimizer):
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: either all ranks resume or none. So rank 0's answer counts, and broadcast()
-    # sends it to all. A rank that cannot see the file then fails in torch.load. Otherwise it would
-    # train from epoch 0 while the others resume. For nccl the tensor must be on the GPU.
+    # sends it to all. Alone, a rank that cannot see the file would train from epoch 0 while the
+    # others resume. Now it fails in torch.load. For nccl the tensor must be on the GPU.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:

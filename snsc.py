@@ -26,7 +26,7 @@ def parse_args():
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
     add("--data-root", type=Path, default="data", help="default: ./data")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
-    add("-b", "--batch-size", type=int, default=64, help="per process; default: 64")
+    add("-b", "--batch-size", type=int, default=64, help="default: 64")
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
