@@ -125,7 +125,7 @@ def test_our_answers_pass(tmp_path, seed):
 ROUNDS = list(zip_longest(*WRONG.values()))
 
 
-@pytest.mark.parametrize("number", quick_for(range(len(ROUNDS)), 0, 1, 2))
+@pytest.mark.parametrize("number", quick_for(range(len(ROUNDS)), 0))
 def test_wrong_answers_get_a_hint_that_names_the_mistake(tmp_path, number):
     changed, expected = dict(ANSWERS), {}
     for name, change in zip(WRONG, ROUNDS[number], strict=True):

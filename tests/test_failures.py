@@ -139,6 +139,7 @@ def test_stalled_rank_ends_the_others(launch):
         gone(run, 60)
 
 
+@pytest.mark.slow
 def test_rank_that_never_comes_is_told_by_the_last_line(launch):
     """So are an address that is taken and one that nobody listens on, soon after --timeout."""
     with socket.create_server(("127.0.0.1", 0)) as server:

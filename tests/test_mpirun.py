@@ -12,6 +12,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENV = AS_ROOT | {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun: apt-get install openmpi-bin")
 def test_section_of_the_page_trains(launch):
     lines = "\n".join(page_commands(PAGE, SECTION))

@@ -37,13 +37,10 @@ def check_ddp(run, processes):
         assert run.out_of(rank).count("\n") == 1, f"rank {rank} printed\n{run.out_of(rank)}"
 
 
-def test_three_processes(launch):
-    check_ddp(launch("mnmc_ddp_env.py", 3, *ONE_EPOCH).succeeded(), 3)
-
-
 @pytest.mark.slow
-def test_ddp_with_one_process(launch):
-    check_ddp(launch("mnmc_ddp_env.py", 1, *ONE_EPOCH).succeeded(), 1)
+@pytest.mark.parametrize("processes", (1, 3))
+def test_one_process_and_three(launch, processes):
+    check_ddp(launch("mnmc_ddp_env.py", processes, *ONE_EPOCH).succeeded(), processes)
 
 
 def two_processes(script):

@@ -239,7 +239,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("name", quick_for(WAITS, "one rank calls", "bare model"))
 def test_rank_waits_for_a_call_that_the_other_does_not_make(tmp_path, name):
     lines, expected = WAITS[name]
     codes, _, err = run_ranks(tmp_path, 2, lines + STAY)
