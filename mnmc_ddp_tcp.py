@@ -114,12 +114,13 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files. torchvision downloads both
-    # splits at once, and only what is missing. The results of the first two calls are not used.
-    if rank == 0:  # If the nodes share a folder, rank 0 alone downloads.
-        load_split(args.dataset, args.data_root, train=True)
+    # 3 One process downloads, because two would write the same files: first rank 0, and then the
+    # first process of each node. That one finds the files if its node shares the folder of rank 0,
+    # and downloads them if its node has a folder of its own.
+    if rank == 0:
+        load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
-    if local_rank == 0:  # If each node has its own folder, so does the first process of each.
+    if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -137,16 +138,16 @@ def train(args, local_rank, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # Statistics of the images of all ranks. It communicates in training only.
+    if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients over all ranks: a group (bucket) is sent while the next is computed.
-    # Each forward first copies the BatchNorm statistics of rank 0 to all ranks. Then each rank
-    # updates them with its own images.
+    # averages the gradients over all ranks: some (a bucket) are sent while others are computed.
+    # Each forward first copies BatchNorm's running statistics from rank 0 to all ranks. Then each
+    # rank updates them with its own images.
     ddp_model = DistributedDataParallel(model)
-    # model and ddp_model share their weights. We train ddp_model, and test and save model: its
-    # forward makes no collective call in a test, so ranks may have unequal numbers of batches. What
-    # we save also fits a model without DDP. The names in ddp_model's state begin with "module.".
+    # ddp_model and model share their weights. We train ddp_model. We test model, which makes no
+    # collective call then, so ranks may have unequal numbers of batches. We save model, because its
+    # names of weights do not begin with "module.", and so fit a model without DDP.
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -210,8 +211,8 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: after the last forward each rank has its own BatchNorm statistics, which are
-    # the model's buffers (mark 5). All ranks test with those of rank 0, because it saves the model.
+    # Easily forgotten: since the last forward each rank has running statistics of its own (mark 5),
+    # which are buffers. All ranks test with those of rank 0, because rank 0 saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -239,9 +240,9 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: either all ranks resume or none. So rank 0's answer counts, and broadcast()
-    # sends it to all. Alone, a rank that cannot see the file would train from epoch 0 while the
-    # others resume. Now it fails in torch.load. For nccl the tensor must be on the GPU.
+    # Easily forgotten: either all ranks resume or none. If each rank looked for itself, one that
+    # cannot see the file would train from epoch 0. So broadcast() gives rank 0's answer to all, and
+    # that rank fails in torch.load. For nccl the tensor must be on the GPU.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
@@ -290,7 +291,7 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong (350), or the task would be too easy.
+        # template plus noise, whose standard deviation of 350 keeps the task from being too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
