@@ -106,8 +106,8 @@ def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # 3 One process downloads, because two would write the same files: first rank 0, and then the
-    # first process of each node. That one finds the files if its node shares the folder of rank 0,
-    # and downloads them if its node has a folder of its own.
+    # first process of each node. The latter finds the files if its node shares the folder of rank
+    # 0, and downloads them if its node has a folder of its own.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
@@ -132,13 +132,13 @@ def train(args, local_rank, device):
     if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients over all ranks: some (a bucket) are sent while others are computed.
+    # averages the gradients over all ranks, some of them while others are still computed.
     # Each forward first copies BatchNorm's running statistics from rank 0 to all ranks. Then each
     # rank updates them with its own images.
     ddp_model = DistributedDataParallel(model)
-    # ddp_model and model share their weights. We train ddp_model. We test model, which makes no
-    # collective call then, so ranks may have unequal numbers of batches. We save model, because its
-    # names of weights do not begin with "module.", and so fit a model without DDP.
+    # ddp_model and model share their weights. We train ddp_model. We test model, because in a test
+    # its forward makes no collective call, so ranks may have unequal numbers of batches. We save
+    # model, because the names in its state do not begin with "module.", as those of ddp_model do.
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -202,8 +202,8 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: since the last forward each rank has running statistics of its own (mark 5),
-    # which are buffers. All ranks test with those of rank 0, because rank 0 saves the model.
+    # Easily forgotten: each rank has updated BatchNorm's running statistics (buffers) since they
+    # were copied (mark 5). All ranks test with those of rank 0, because rank 0 saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -233,7 +233,7 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: either all ranks resume or none. If each rank looked for itself, one that
     # cannot see the file would train from epoch 0. So broadcast() gives rank 0's answer to all, and
-    # that rank fails in torch.load. For nccl the tensor must be on the GPU.
+    # a rank without the file fails in torch.load. For nccl the tensor must be on the GPU.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
