@@ -1,7 +1,7 @@
-"""How much faster N GPUs could be at best, from four numbers; checked against published tables.
+"""How much faster N GPUs could be, from five numbers; checked against published tables.
 
     python docs/examples/predict_scaling.py
-    python docs/examples/predict_scaling.py 2 8 10 87 102   # your own
+    python docs/examples/predict_scaling.py 4 8 10 87 102   # your own
 
 Your numbers are the nodes, the GPUs of a node, the Gb/s that a node can send, the milliseconds that
 one GPU needs for a batch, and the megabytes of the gradients, 4 bytes for each parameter.
@@ -45,14 +45,14 @@ def main():
     if len(sys.argv) == 6:
         numbers = [float(word) for word in sys.argv[1:]]
         step, compute = predict_step(*numbers), numbers[3]
-        print(f"at best {step:.0f} ms a step, efficiency {100 * compute / step:.0f} %")
+        print(f"about {step:.0f} ms a step, efficiency {100 * compute / step:.0f} %")
         return
     print("GPUs  measured  estimated")
     for name, (*numbers, efficiency) in MEASURED.items():
         nodes, gpus, _, compute, *_ = numbers
         estimated = compute / predict_step(*numbers)
         print(f"{nodes * gpus:4}{100 * efficiency:8.0f} %{100 * estimated:9.0f} %  {name}")
-        assert efficiency < estimated  # It leaves out much, so it is the best case.
+        assert efficiency < estimated  # It leaves out much.
         assert "TCP" in name or estimated < efficiency + 0.12
 
 
