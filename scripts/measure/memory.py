@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 scripts/measure/memory.py
     NPROC=1 RATE=100mbit bash scripts/cluster/two_hosts.sh scripts/measure/memory.py --steps 3
 
-The versions wrap ResNet-18 as docs/beyond_ddp.md says, DDP and ZeRO-1 with gradients in the buckets,
-and train it on noise of CIFAR-10's shape. They take turns, so that a machine that slows down slows them all.
+The versions wrap ResNet-18 as docs/beyond_ddp.md says, DDP and ZeRO-1 with gradients in the
+buckets, and train it on noise of CIFAR-10's shape. They take turns, so that a machine that slows
+down slows them all.
 
 The table has, in MB, what the rank with the most keeps after a step, and what a formula says. Then
 the median, lowest and highest milliseconds of a step, and how many MB a rank sends in a step. The
