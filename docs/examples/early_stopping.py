@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 def average_over_ranks(loss_sum, count, device):
     """Returns the mean loss of all samples of all ranks. Every rank must call it."""
-    totals = torch.tensor([loss_sum, count], device=device)
+    totals = torch.tensor([loss_sum, count], dtype=torch.float32, device=device)
     dist.all_reduce(totals)
     return (totals[0] / totals[1]).item()
 
