@@ -87,8 +87,9 @@ MEETING_POINT = "file:///the meeting point of this launch"
 def marked_processes(mark):
     """The processes that run with this NAME=value in their environment, the oldest first."""
     name, value = mark.split("=")
-    # environ is None for a process of somebody else, and empty for a zombie.
-    found = psutil.process_iter(["environ"])
+    # What is asked for here stays readable in .info when the process has ended. environ is None for
+    # a process of somebody else, and empty for a zombie.
+    found = psutil.process_iter(["environ", "cmdline"])
     return [process for process in found if (process.info["environ"] or {}).get(name) == value]
 
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 import torch
-from launch import DDP, PLAIN, REPO, SCRIPTS, free_port, page_commands, quick_for
+from launch import DDP, PLAIN, REPO, free_port, page_commands, quick_for
 from messages import says
 
 import snsc
@@ -41,7 +41,7 @@ def gone(run, seconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ("snsc.py", *DDP[:3]))
 def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, script):
     """SIGKILL in the second epoch, then in the third, of the last rank and of rank 0.
 

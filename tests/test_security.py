@@ -22,7 +22,7 @@ LONG = "--dataset synthetic -e 1000 -b 125"
 
 def name_role(process):
     """Which process of a run this is, in the words of the page's table."""
-    argv = [Path(part).name for part in process.cmdline()]
+    argv = [Path(part).name for part in process.info["cmdline"]]
     if "torchrun" in argv[:2]:
         return "torchrun"
     is_rank = any(word in " ".join(argv) for word in ("mnmc_ddp", "spawn_main"))
