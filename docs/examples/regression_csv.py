@@ -1,10 +1,10 @@
-"""Regression from a CSV file with a small MLP: mnmc_ddp_env.py with four places changed.
+"""Regression from a CSV file with a small MLP: mnmc_ddp_env.py in short, for another task.
 
     torchrun --standalone --nproc-per-node 2 docs/examples/regression_csv.py [FILE]
 
 FILE has a line of names, and below it rows of numbers. The last column is predicted. Without FILE,
-each rank makes the same rows. The changed places are load_split, build_model, the loss in
-train_one_epoch, and evaluate with the line that is printed.
+each rank makes the same rows. The places that changed for the task are load_split, build_model,
+the loss in train_one_epoch, and evaluate with the line that is printed.
 """
 
 import sys
