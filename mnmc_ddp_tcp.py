@@ -115,8 +115,8 @@ def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # 3 One process downloads, because two would write the same files: first rank 0, and then the
-    # first process of each node. The latter finds the files if its node shares the folder of rank
-    # 0, and downloads them if its node has a folder of its own.
+    # first process of each node. Where the files are there already, load_split() downloads nothing:
+    # on the node of rank 0, and on nodes that share its folder.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
@@ -141,13 +141,12 @@ def train(args, local_rank, device):
     if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients over all ranks, some of them while others are still computed.
-    # Each forward first copies BatchNorm's running statistics from rank 0 to all ranks. Then each
-    # rank updates them with its own images.
+    # averages the gradients of all ranks. Each forward first copies BatchNorm's running statistics
+    # from rank 0 to all ranks. Then each rank updates them with its own images.
     ddp_model = DistributedDataParallel(model)
-    # ddp_model and model share their weights. We train ddp_model. We test model, because in a test
-    # its forward makes no collective call, so ranks may have unequal numbers of batches. We save
-    # model, because the names in its state do not begin with "module.", as those of ddp_model do.
+    # ddp_model and model share their weights. We train ddp_model. We test model: unlike that of
+    # ddp_model, its forward makes no collective call, so ranks may have unequal numbers of batches.
+    # We save model: the names in its state do not begin with "module.", as those of ddp_model do.
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -241,9 +240,9 @@ def load_checkpoint(path, model, optimizer):
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: either all ranks resume or none. If each rank looked for itself, one that
-    # cannot see the file would train from epoch 0. So broadcast() gives rank 0's answer to all, and
-    # a rank without the file fails in torch.load. For nccl the tensor must be on the GPU.
-    exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
+    # cannot see the file would train from epoch 0. So broadcast() gives rank 0's answer to all. A
+    # rank without the file then fails in torch.load, as it should.
+    exists = torch.tensor(path.exists(), device=next(model.parameters()).device)  # nccl needs a GPU
     dist.broadcast(exists, src=0)
     if not exists:
         return 0
