@@ -114,9 +114,9 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads, because two would write the same files: first rank 0, and then the
-    # first process of each node. Where the files are there already, load_split() downloads nothing:
-    # on the node of rank 0, and on nodes that share its folder.
+    # 3 One process downloads, because two would write the same files. Rank 0 goes first, alone,
+    # because nodes can share a folder. Then the first process of each node downloads, if its node
+    # has a folder of its own. Where the files are there already, load_split() downloads nothing.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
@@ -144,9 +144,9 @@ def train(args, local_rank, device):
     # averages the gradients of all ranks. Each forward first copies BatchNorm's running statistics
     # from rank 0 to all ranks. Then each rank updates them with its own images.
     ddp_model = DistributedDataParallel(model)
-    # ddp_model and model share their weights. We train ddp_model. We test model: unlike that of
-    # ddp_model, its forward makes no collective call, so ranks may have unequal numbers of batches.
-    # We save model: the names in its state do not begin with "module.", as those of ddp_model do.
+    # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
+    # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
+    # model, because the names in ddp_model's state begin with "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
@@ -210,8 +210,8 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: each rank has updated BatchNorm's running statistics (buffers) since they
-    # were copied (mark 5). All ranks test with those of rank 0, because rank 0 saves the model.
+    # Easily forgotten: after the last training forward each rank has BatchNorm statistics (buffers)
+    # of its own. All ranks test with those of rank 0, because rank 0 saves the model.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -241,8 +241,9 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: either all ranks resume or none. If each rank looked for itself, one that
     # cannot see the file would train from epoch 0. So broadcast() gives rank 0's answer to all. A
-    # rank without the file then fails in torch.load, as it should.
-    exists = torch.tensor(path.exists(), device=next(model.parameters()).device)  # nccl needs a GPU
+    # rank without the file then fails in torch.load, as it should. nccl sends only from GPUs, so
+    # the answer is on the model's device.
+    exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
         return 0

@@ -14,7 +14,7 @@ import snmc_dp
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_and_docstring(tmp_path, script):
     """The docstring's commands use options that --help names: those of docs/reference.md."""
-    code, out, err = run_forked(script, ["--help"], tmp_path)
+    code, out, err = run_forked(script, ["--help"], tmp_path / "run")
     assert code == 0, err
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", out.partition("options:")[2]))
     own_docstring = ast.get_docstring(ast.parse((REPO / script).read_text()))
