@@ -143,7 +143,7 @@ def train(args, local_rank, device):
     # from rank 0 to all ranks. Then each rank updates them with its own images.
     ddp_model = DistributedDataParallel(model)
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
-    # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
+    # of ddp_model can be a collective call, and ranks may have more or fewer test batches. We save
     # model, because the names in ddp_model's state begin with "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
