@@ -17,9 +17,9 @@ Eight things turn a training script into this one. Comments such as "# 6" mark t
 
 Comments with "Easily forgotten" mark four more places.
 
-The rule: all ranks make the same collective calls in the same order. These are barrier(),
-broadcast(), all_reduce(), and those inside DDP (mark 5) and SyncBatchNorm. In each of them the
-ranks wait for one another. If a rank leaves one out, the others wait until --timeout, and fail.
+The rule: all ranks make the same collective calls in the same order, and in each they wait for one
+another. The calls are barrier(), broadcast(), all_reduce(), and those inside DDP (mark 5) and
+SyncBatchNorm. If a rank leaves one out, the others wait until --timeout, and fail.
 
 What changes from mnmc_ddp_tcp.py: there each process is started by hand. Here torchrun starts all
 processes of its node (machine), and ends them if one fails. It sets environment variables for each:
@@ -106,8 +106,8 @@ def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # 3 One process downloads, because two would write the same files. Rank 0 goes first, alone,
-    # because nodes can share a folder. Then the first process of each node downloads, if its node
-    # has a folder of its own. Where the files are there already, load_split() downloads nothing.
+    # because nodes can share a folder. Then the first process of each node: if the nodes share a
+    # folder, it finds the files there, and load_split() downloads nothing; if not, it downloads.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
@@ -136,7 +136,7 @@ def train(args, local_rank, device):
     # from rank 0 to all ranks. Then each rank updates them with its own images.
     ddp_model = DistributedDataParallel(model)
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
-    # of ddp_model can be a collective call, and ranks may have more or fewer test batches. We save
+    # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
     # model, because the names in ddp_model's state begin with "module.".
     optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
@@ -148,7 +148,7 @@ def train(args, local_rank, device):
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
         # The epoch's augmentation follows from this seed, also in a resumed run. Easily forgotten:
-        # with the same seed on all ranks, each would mirror its images by the same random numbers.
+        # without + rank, all ranks would mirror their images by the same random numbers.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -166,7 +166,7 @@ def train(args, local_rank, device):
 
 
 def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
-    """Trains for an epoch; model is the wrapped one; returns (mean loss, accuracy in percent)."""
+    """Trains the wrapped model for an epoch; returns (mean loss, accuracy in percent)."""
     peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
     # 6 A learning rate for the larger batch. --batch-size is for each process, so a step has
     # world_size times the images. An epoch has fewer steps then, and each should go further.
@@ -202,7 +202,7 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
     # Easily forgotten: after the last training forward each rank has BatchNorm statistics (buffers)
-    # of its own. All ranks test with those of rank 0, because rank 0 saves the model.
+    # of its own. All take those of rank 0, so that they test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -230,10 +230,10 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: either all ranks resume or none. If each rank looked for itself, one that
-    # cannot see the file would train from epoch 0. So broadcast() gives rank 0's answer to all. A
-    # rank without the file then fails in torch.load, as it should. nccl sends only from GPUs, so
-    # the answer is on the model's device.
+    # Easily forgotten: either all ranks resume or none. So rank 0's answer counts, and broadcast()
+    # gives it to all. Otherwise a rank that cannot see the file would train from epoch 0, while the
+    # others go on from a later one. With rank 0's answer it fails in torch.load() below. nccl sends
+    # only from GPUs, so the answer is a tensor on the model's device.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
@@ -282,7 +282,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise, whose standard deviation of 350 keeps the task from being too easy.
+        # template plus noise. The noise is stronger than the template (pixels go from 0 to 255, and
+        # its standard deviation is 350), because with little noise the task is too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
