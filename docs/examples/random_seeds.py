@@ -29,10 +29,18 @@ def gather(value):
 
 
 dist.init_process_group("gloo")
-for seed in (7, 7 + dist.get_rank()):  # The second is a mistake: a seed for each rank.
-    train_set, test_set, sampler = prepare(range(8), [6, 2], seed)
-    tested, trained = gather(set(test_set)), gather({train_set[index] for index in sampler})
-    print(f"seed {seed}: rank 0 tests {tested[0]}, rank 1 trains on {trained[1]}")
-    assert bool(tested[0] & trained[1]) == (seed != 7 or gather(seed)[1] != 7)
-numbers = gather(torch.rand(1).item())
+rank = dist.get_rank()
+train_set, test_set, sampler = prepare(range(8), [6, 2], seed=7)
+tested, trained = gather(set(test_set)), gather({train_set[i] for i in sampler})
+assert tested[0] == tested[1] and not tested[0] & (trained[0] | trained[1])
+before = gather(torch.rand(1).item())
+start_epoch(sampler, seed=7, epoch=1)
+after = gather(torch.rand(1).item())
+assert before[0] == before[1] and after[0] != after[1]  # Dropout needs different numbers.
+
+# A mistake: a seed for each rank.
+train_set, test_set, sampler = prepare(range(8), [6, 2], seed=7 + rank)
+tested, trained = gather(set(test_set)), gather({train_set[i] for i in sampler})
+print(f"rank {rank}: rank 0 tests {tested[0]}, rank 1 trains on {trained[1]}")
+assert tested[0] & trained[1]
 dist.destroy_process_group()
