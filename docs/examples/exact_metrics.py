@@ -1,4 +1,4 @@
-"""Accuracy and mIoU over all ranks: each rank counts its own images, and the counts are added.
+"""Accuracy and mIoU from the counts of all ranks; AUC from the predictions of all ranks, in order.
 
 torchrun --standalone --nproc-per-node 3 docs/examples/exact_metrics.py
 """
@@ -27,6 +27,20 @@ def macro_f1(matrix):
     return (2 * matrix.diag() / (matrix.sum(0) + matrix.sum(1))).nanmean()
 
 
+def gather_predictions(local, count):
+    """Returns the predictions of all ranks, (count, ...), in the order of the data set.
+
+    local has those of this rank, (n, ...). Sample i is on rank i % W at place i // W.
+    """
+    world_size = dist.get_world_size()
+    longest = -(-count // world_size)  # rounded up
+    padded = local.new_zeros(longest, *local.shape[1:])
+    padded[: len(local)] = local
+    parts = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(parts, padded)
+    return torch.stack(parts, dim=1).flatten(0, 1)[:count]  # place by place, rank by rank
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 labels = torch.randint(CLASSES - 1, (10, 8, 8))  # ten images; class 4 does not occur
@@ -44,4 +58,6 @@ if dist.get_rank() == 0:
     assert matrix.sum() == 10 * 63  # A pixel of each image is ignored.
     assert matrix.equal(count_pixels(labels, predicted, CLASSES))  # as in one process
     assert averaged != mean_iou(matrix) and not mean_iou(matrix).isnan()
+gathered = gather_predictions(predicted[own], len(predicted))
+assert gathered.equal(predicted)  # the predictions of one process, in their order
 dist.destroy_process_group()

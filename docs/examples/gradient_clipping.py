@@ -19,14 +19,12 @@ def clip_and_step(ddp_model, optimizer, scaler, max_norm):
     return norm
 
 
-def add_gradients(ddp_model, scaler, inputs, clip_each=False):
+def add_gradients(ddp_model, scaler, inputs):
     """Adds up the gradients of two micro-batches."""
     ddp_model.zero_grad()
     first, last = inputs.chunk(2)
     with ddp_model.no_sync():
         scaler.scale(ddp_model(first).square().mean() / 2).backward()
-    if clip_each:  # A mistake: these gradients are not averaged yet.
-        clip_grad_norm_(ddp_model.parameters(), max_norm=1.0)
     scaler.scale(ddp_model(last).square().mean() / 2).backward()
 
 
@@ -51,11 +49,8 @@ def main():
     clip_grad_norm_(ddp_model.parameters(), max_norm=1.0)  # A mistake: they are still scaled.
     scaler.step(optimizer)
     moved = (layer.weight - start).norm().item()
-    layer.weight.data.copy_(start)
-    add_gradients(ddp_model, torch.amp.GradScaler(enabled=False), inputs, clip_each=True)
-    wrong = clip_grad_norm_(ddp_model.parameters(), max_norm=1.0)
-    print(f"norm {norm:.2f}, wrong {wrong:.2f}; step 0.1, without unscale_ {moved:.1g}")
-    assert abs(wrong - norm) > 1 and 1e-6 < moved < 3e-6
+    print(f"rank {dist.get_rank()}: norm {norm:.2f}, step 0.1, without unscale_ {moved:.1g}")
+    assert 1e-6 < moved < 3e-6
 
 
 dist.init_process_group("gloo")

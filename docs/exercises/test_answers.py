@@ -339,8 +339,8 @@ def judge_wrapper(results, sizes, which):
         missing, waits = sum(sizes) - sum(started), late.count("wait")
         fail_if(
             missing > 0,
-            f"{missing} numbers are not sent during backward: the last bucket may never be full, "
-            "and is ready when all of its gradients are",
+            f"{missing} numbers are not sent during backward: send what is ready. The last bucket "
+            "may never be full, and is ready when all of its gradients are",
         )
         fail_if(waits > len(started), "it waits again for older requests: empty the list")
         fail_if(
