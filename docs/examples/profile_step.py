@@ -5,7 +5,6 @@
 Writes trace/rank0.json and so on. https://ui.perfetto.dev opens them.
 """
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -29,19 +28,19 @@ def train(profiler):
     optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.001)
     dataset = TensorDataset(torch.randn(20, 3, 32, 32), torch.randint(10, (20,)))
     batches = iter(DataLoader(dataset, batch_size=4))
-    with contextlib.ExitStack() as profiled:
-        for number in range(WARM_UP + STEPS):
-            if number == WARM_UP:  # DDP has its final buckets, and all kernels are loaded.
-                profiled.enter_context(profiler)
-            with record_function("next batch"):
-                images, labels = next(batches)
-            with record_function("forward"):
-                loss = F.cross_entropy(ddp_model(images), labels)
-            with record_function("backward"):
-                loss.backward()
-            with record_function("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
+    for number in range(WARM_UP + STEPS):
+        if number == WARM_UP:  # DDP has its final buckets, and all kernels are loaded.
+            profiler.start()
+        with record_function("next batch"):
+            images, labels = next(batches)
+        with record_function("forward"):
+            loss = F.cross_entropy(ddp_model(images), labels)
+        with record_function("backward"):
+            loss.backward()
+        with record_function("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+    profiler.stop()
 
 
 dist.init_process_group("gloo")
