@@ -92,7 +92,7 @@ WRONG = {
         ("parameter.grad.copy_(", "torch.clone(", "copy the result back"),
         ("reversed(list(model.parameters()))", "model.parameters()", "begin with the last"),
         (">= bucket_bytes", ">= 10**9", "close a bucket when"),
-        ("== len(bucket):", "== len(bucket) and number < 2:", "the last bucket may never be full"),
+        ("== len(bucket):", "== len(bucket) and number < 2:", "last bucket may never be full"),
     ],
     "ShardedOptimizer": [
         ("if owner == dist.get_rank()", "if owner >= 0", "keeps the state of all parameters"),
