@@ -43,17 +43,17 @@ WRONG = {
         ("            parameter.grad /= dist.get_world_size()\n", "", "are the sum over the ranks"),
         ("(parameter.grad)", "(parameter.grad.clone())", "still has its own gradients"),
         ("parameter.grad", "parameter.data", "the weights have changed"),
-        ("if parameter.grad is not None", "if True", "took no part in the loss"),
+        ("if parameter.grad is not None", "if True", "A gradient can be None"),
         ("    for parameter", "    while True:\n        pass\n    for parameter", "does not end"),
     ],
     "resume": [
-        ("    dist.broadcast_object_list(state, src=0)\n", "", "after 0: rank 0 decides"),
+        ("    dist.broadcast_object_list(state, src=0)\n", "", "rank 0 decides"),
         ('    optimizer.load_state_dict(state[0]["optimizer"])\n', "", "another momentum"),
         ('    model.load_state_dict(state[0]["model"])\n', "", "other weights"),
         (
             "if dist.get_rank() == 0 and path.exists()",
             "found = [path.exists()]\n    dist.broadcast_object_list(found)\n    if found[0]",
-            "a rank without the file reads it",
+            "FileNotFoundError in line .* on rank 1",
         ),
     ],
     "should_stop": [
@@ -61,7 +61,7 @@ WRONG = {
         ("dist.all_reduce(means)", "dist.broadcast(means, src=0)", "the loss of one rank decides"),
         (">= patience", "> patience", "count from the lowest"),
         ("def should_stop", "def stop", "the file has no should_stop"),
-        ("    return ", "    import os\n    os._exit(0)\n    return ", "it ended its process"),
+        ("    return ", "    import os\n    os._exit(0)\n    return ", "its process ended"),
     ],
     "ring_all_reduce": [
         ("tensor.tensor_split(world_size)", "[tensor] * world_size", "send pieces, not the tensor"),
@@ -78,17 +78,21 @@ WRONG = {
     ],
     "AverageDuringBackward": [
         ("            request.wait()\n", "            pass\n", "waits for 0 of"),
-        (", async_op=True)", ")", "take async_op=True"),
+        (", async_op=True)", ")", "without async_op=True"),
         ("        self.requests.clear()\n", "", "empty the list"),
         ("model.state_dict().values()", "model.parameters()", "begin with other buffers"),
-        ("            if parameter.requires_grad:\n", "            if True:\n", "leave it out"),
+        (
+            "            if parameter.requires_grad:\n",
+            "            if True:\n",
+            "RuntimeError in line",
+        ),
     ],
     "AverageInBuckets": [
         ("        self.ready.clear()\n", "", "in step 2 nothing is sent"),
         ("parameter.grad.copy_(", "torch.clone(", "copy the result back"),
         ("reversed(list(model.parameters()))", "model.parameters()", "begin with the last"),
-        (">= bucket_bytes", ">= 10**9", "all gradients are in one bucket"),
-        ("== len(bucket):", "== len(bucket) and number < 2:", "the last bucket may never be full"),
+        (">= bucket_bytes", ">= 10**9", "close a bucket when"),
+        ("== len(bucket):", "== len(bucket) and number < 2:", "last bucket may never be full"),
     ],
     "ShardedOptimizer": [
         ("if owner == dist.get_rank()", "if owner >= 0", "keeps the state of all parameters"),
@@ -140,20 +144,15 @@ def test_wrong_answers_get_a_hint_that_names_the_mistake(tmp_path, number):
 
 
 def test_commands_of_the_course_say_what_to_do(tmp_path):
-    """On the template nothing is done yet, and each hint says what to read."""
+    """On the template nothing is done yet."""
     shutil.copytree(REPO / "docs" / "exercises", tmp_path / "docs" / "exercises")
     commands = "\n".join(page_commands("docs/course.md", "A plan of six sessions"))
     commands = commands.replace("\npytest", f"\n{sys.executable} -m pytest")
     run = subprocess.run(["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
-    pages = re.findall(r"^to do\. Read (docs/\w+\.md) first$", run.stdout, re.MULTILINE)
-    assert len(pages) == 10 and all((REPO / page).exists() for page in pages), run.stdout
+    assert len(re.findall("^to do: ", run.stdout, re.MULTILINE)) == 10, run.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("def shard(count, epoch)\n", "line 1: expected ':'"), ("import nothing\n", "line 1: Module")],
-    ids=["syntax", "import"],
-)
-def test_file_that_cannot_be_imported_is_named_with_its_line(tmp_path, text, message):
+@pytest.mark.parametrize("text", ["def shard(count, epoch)\n", "import nothing\n"])
+def test_file_that_cannot_be_imported_is_named_with_its_line(tmp_path, text):
     code, _, output = judge(tmp_path, text)
-    assert code == 4 and f"answers.py, {message}" in output, output
+    assert code == 4 and re.search(r'answers.py(:1|", line 1)', output), output

@@ -17,22 +17,13 @@ def load_weights(model, state):
     model.load_state_dict(state)
 
 
-def main():
-    model = nn.Linear(2, 1)
-    wrapped = nn.DataParallel(model).state_dict()  # DDP gives the same names.
-    compiled = {f"_orig_mod.{name}": tensor for name, tensor in wrapped.items()}
-    for state in (model.state_dict(), wrapped, compiled):
-        print(list(state))
-        other = nn.Linear(2, 1)
-        load_weights(other, state)
-        assert other.weight.equal(model.weight)
-    try:
-        model.load_state_dict(wrapped)
-    except RuntimeError as error:
-        print(str(error).splitlines()[1].strip())
-    nothing = model.load_state_dict(wrapped, strict=False)
-    assert nothing.missing_keys == ["weight", "bias"]  # so it has loaded nothing
-
-
-if __name__ == "__main__":
-    main()
+model = nn.Linear(2, 1)
+wrapped = nn.DataParallel(model).state_dict()  # DDP gives the same names.
+compiled = {f"_orig_mod.{name}": tensor for name, tensor in wrapped.items()}
+for state in (model.state_dict(), wrapped, compiled):
+    print(list(state))
+    other = nn.Linear(2, 1)
+    load_weights(other, state)
+    assert other.weight.equal(model.weight)
+nothing = model.load_state_dict(wrapped, strict=False)
+assert nothing.missing_keys == ["weight", "bias"]  # so it has loaded nothing

@@ -1,4 +1,4 @@
-"""Collectives with one rank at the beginning or at the end: broadcast, reduce, scatter, gather.
+"""Collectives with one rank at the beginning or at the end, and a group of some of the ranks.
 
 torchrun --standalone --nproc-per-node 3 docs/examples/collectives.py
 """
@@ -31,4 +31,12 @@ dist.gather(torch.tensor([rank * rank]), parts, dst=0)
 if rank == 0:
     print(f"rank {rank}: 4. gather gave {[part.tolist() for part in parts]}")
     assert torch.cat(parts).tolist() == [0, 1, 4]
+
+outer = dist.new_group([0, 2])
+if rank in (0, 2):
+    number = torch.tensor([rank])
+    dist.broadcast(number, src=2, group=outer)  # src is the rank in the world, not in the group
+    print(f"rank {rank}: {dist.get_rank(outer)} in the group, broadcast gave {number.tolist()}")
+    assert dist.get_rank(outer) == rank // 2 and number.tolist() == [2]
+dist.barrier()  # Rank 1 waits: if it left now, ranks 0 and 2 could fail while they still connect.
 dist.destroy_process_group()

@@ -25,28 +25,20 @@ def find_unequal(model):
     return names
 
 
-def call_parts(ddp_model, x):
-    """The mistake: the parts of the model inside have forwards that DDP does not see."""
-    return ddp_model.module.decoder(ddp_model.module.encoder(x))
-
-
-def train_step(forward, model):
-    """Makes a step on data of this rank; forward computes the output."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    forward(torch.randn(4, 2)).square().mean().backward()
-    optimizer.step()
-
-
 def main():
     torch.manual_seed(dist.get_rank())
     encoder = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
     model = nn.Sequential(OrderedDict(encoder=encoder, decoder=nn.Linear(2, 2)))
     ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert find_unequal(model) == []
-    train_step(ddp_model, model)
+    ddp_model(torch.randn(4, 2)).square().mean().backward()
+    optimizer.step()
     unequal = find_unequal(model)  # BatchNorm's statistics, which each rank updates alone
     assert unequal == ["encoder.1.running_mean", "encoder.1.running_var"]
-    train_step(lambda x: call_parts(ddp_model, x), model)
+    # The mistake: the parts of the model inside have forwards that DDP does not see.
+    ddp_model.module.decoder(ddp_model.module.encoder(torch.randn(4, 2))).square().mean().backward()
+    optimizer.step()
     unequal = find_unequal(model)
     assert "encoder.0.weight" in unequal and "decoder.weight" in unequal
     if dist.get_rank() == 0:

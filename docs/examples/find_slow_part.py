@@ -64,8 +64,7 @@ def measure_parts(device):
         name = f"loader alone, {workers} workers"
         parts[name] = measure(lambda b=batches: next(b), device, LOADER_STEPS)
     loader = build_loader(workers=2)
-    first = measure(lambda: next(iter(loader)), device)
-    parts["first batch of an epoch, 2 new workers"] = first
+    parts["first batch of an epoch, 2 new workers"] = measure(lambda: next(iter(loader)), device)
     parts["step without communication"] = measure(lambda: step(model, images, labels), device)
     parts["step of DDP"] = measure(lambda: step(ddp_model, images, labels), device)
     parts["all-reduce alone"] = measure(lambda: dist.all_reduce(gradients), device)
@@ -76,14 +75,11 @@ def report(parts, megabytes):
     """Prints the parts, and what the all-reduce says about the network between the ranks."""
     for name, milliseconds in parts.items():
         print(f"{milliseconds:8.1f} ms  {name}")
-    speed = BATCH_SIZE * 1000 / parts["step of DDP"]
-    print(f"{speed:8.1f} images/s of each process, {BATCH_SIZE} images in a step")
     ranks = dist.get_world_size()
-    if ranks == 1:
-        return
-    sent = 2 * (ranks - 1) / ranks * megabytes  # A ring sends so much from each rank.
-    gigabits = 0.008 * sent / parts["all-reduce alone"] * 1000
-    print(f"{gigabits:8.1f} Gb/s of each rank in an all-reduce of {megabytes:.1f} MB")
+    if ranks > 1:
+        sent = 2 * (ranks - 1) / ranks * megabytes  # A ring sends so much from each rank.
+        gigabits = 8 * sent / parts["all-reduce alone"]  # a megabit in a ms is a gigabit in a s
+        print(f"{gigabits:8.1f} Gb/s of each rank in an all-reduce of {megabytes:.1f} MB")
 
 
 def main():

@@ -69,8 +69,6 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lines.append(f"4 mistake, wrapped, then thawed: {train(ddp_model, optimizer)}")
     lines.append(f"4 mistake, wrapped, then thawed: equal weights {have_equal_weights(model)}")
-    assert lines[2].endswith("equal weights True") and lines[5].endswith("equal weights False")
-    assert "Expected to have finished" in lines[3]
     if dist.get_rank() == 0:
         print(*lines, sep="\n")
 

@@ -41,20 +41,13 @@ def predict_step(nodes, gpus, gigabits, compute, megabytes, bucket=25):
     return end
 
 
-def main():
-    if len(sys.argv) == 6:
-        numbers = [float(word) for word in sys.argv[1:]]
-        step, compute = predict_step(*numbers), numbers[3]
-        print(f"about {step:.0f} ms a step, efficiency {100 * compute / step:.0f} %")
-        return
+if len(sys.argv) == 6:
+    numbers = [float(word) for word in sys.argv[1:]]
+    step, compute = predict_step(*numbers), numbers[3]
+    print(f"about {step:.0f} ms a step, efficiency {100 * compute / step:.0f} %")
+else:
     print("GPUs  measured  estimated")
     for name, (*numbers, efficiency) in MEASURED.items():
         nodes, gpus, _, compute, *_ = numbers
         estimated = compute / predict_step(*numbers)
         print(f"{nodes * gpus:4}{100 * efficiency:8.0f} %{100 * estimated:9.0f} %  {name}")
-        assert efficiency < estimated  # It leaves out much.
-        assert "TCP" in name or estimated < efficiency + 0.12
-
-
-if __name__ == "__main__":
-    main()

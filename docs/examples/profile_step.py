@@ -5,7 +5,6 @@
 Writes trace/rank0.json and so on. https://ui.perfetto.dev opens them.
 """
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -21,48 +20,37 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
 WARM_UP, STEPS = 2, 3
-PARTS = ("next batch", "forward", "backward", "optimizer")
 
 
-def train(ddp_model, loader, optimizer, profiler):
+def train(profiler):
     """Trains; the steps after the first ones are profiled, and their parts have names."""
-    batches = iter(loader)
-    with contextlib.ExitStack() as profiled:
-        for number in range(WARM_UP + STEPS):
-            if number == WARM_UP:  # DDP has its final buckets, and all kernels are loaded.
-                profiled.enter_context(profiler)
-            with record_function("next batch"):
-                images, labels = next(batches)
-            with record_function("forward"):
-                loss = F.cross_entropy(ddp_model(images), labels)
-            with record_function("backward"):
-                loss.backward()
-            with record_function("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def build_training():
-    torch.manual_seed(0)
     ddp_model = DistributedDataParallel(resnet18(num_classes=10))
-    images, labels = torch.randn(20, 3, 32, 32), torch.randint(10, (20,))
-    loader = DataLoader(TensorDataset(images, labels), batch_size=4)
-    return ddp_model, loader, torch.optim.SGD(ddp_model.parameters(), lr=0.001)
-
-
-def profile_training():
-    rank = dist.get_rank()
-    profiler = profile()  # of the CPU and, where there is one, of the GPU
-    train(*build_training(), profiler)
-    Path("trace").mkdir(exist_ok=True)
-    profiler.export_chrome_trace(f"trace/rank{rank}.json")
-    if rank == 0:
-        rows = {row.key: row for row in profiler.key_averages()}
-        for name in (*PARTS, "gloo:all_reduce"):
-            milliseconds = rows[name].cpu_time_total / 1000 / STEPS
-            print(f"{milliseconds:8.2f} ms  {name}, {rows[name].count / STEPS:.0f} a step")
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.001)
+    dataset = TensorDataset(torch.randn(20, 3, 32, 32), torch.randint(10, (20,)))
+    batches = iter(DataLoader(dataset, batch_size=4))
+    for number in range(WARM_UP + STEPS):
+        if number == WARM_UP:  # DDP has its final buckets, and all kernels are loaded.
+            profiler.start()
+        with record_function("next batch"):
+            images, labels = next(batches)
+        with record_function("forward"):
+            loss = F.cross_entropy(ddp_model(images), labels)
+        with record_function("backward"):
+            loss.backward()
+        with record_function("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+    profiler.stop()
 
 
 dist.init_process_group("gloo")
-profile_training()
+profiler = profile()  # of the CPU and, where there is one, of the GPU
+train(profiler)
+Path("trace").mkdir(exist_ok=True)
+profiler.export_chrome_trace(f"trace/rank{dist.get_rank()}.json")
+if dist.get_rank() == 0:
+    rows = {row.key: row for row in profiler.key_averages()}
+    for name in ("next batch", "forward", "backward", "optimizer", "gloo:all_reduce"):
+        milliseconds = rows[name].cpu_time_total / 1000 / STEPS
+        print(f"{milliseconds:8.2f} ms  {name}, {rows[name].count / STEPS:.0f} a step")
 dist.destroy_process_group()

@@ -28,32 +28,19 @@ def gather(value):
     return values
 
 
-def draw_mask():
-    """Returns which of eight numbers dropout keeps."""
-    return torch.nn.functional.dropout(torch.ones(8)).bool().int().tolist()
-
-
-def draw(seed):
-    """Returns what each rank tests and trains on, and its masks before and after start_epoch."""
-    train_set, test_set, sampler = prepare(range(8), [6, 2], seed)
-    trains_on, mask = {train_set[index] for index in sampler}, draw_mask()
-    start_epoch(sampler, seed, epoch=1)
-    return [gather(value) for value in (set(test_set), trains_on, mask, draw_mask())]
-
-
-def main():
-    tests, trains_on, masks, later_masks = draw(seed=7)
-    assert tests[0] == tests[1] and not tests[0] & (trains_on[0] | trains_on[1])
-    assert masks[0] == masks[1]  # not what dropout needs
-    assert later_masks[0] != later_masks[1]
-    tests, trains_on, _, _ = draw(seed=7 + dist.get_rank())  # A mistake: a seed for each rank
-    assert tests[0] & trains_on[1]
-    if dist.get_rank() == 0:
-        print(
-            f"with a seed for each rank, rank 0 tests {tests[0]}, rank 1 trains on {trains_on[1]}"
-        )
-
-
 dist.init_process_group("gloo")
-main()
+rank = dist.get_rank()
+train_set, test_set, sampler = prepare(range(8), [6, 2], seed=7)
+tested, trained = gather(set(test_set)), gather({train_set[i] for i in sampler})
+assert tested[0] == tested[1] and not tested[0] & (trained[0] | trained[1])
+before = gather(torch.rand(1).item())
+start_epoch(sampler, seed=7, epoch=1)
+after = gather(torch.rand(1).item())
+assert before[0] == before[1] and after[0] != after[1]  # Dropout needs different numbers.
+
+# A mistake: a seed for each rank.
+train_set, test_set, sampler = prepare(range(8), [6, 2], seed=7 + rank)
+tested, trained = gather(set(test_set)), gather({train_set[i] for i in sampler})
+print(f"rank {rank}: rank 0 tests {tested[0]}, rank 1 trains on {trained[1]}")
+assert tested[0] & trained[1]
 dist.destroy_process_group()

@@ -89,9 +89,10 @@ def main():
     if len(sys.argv) > 1:
         train(sys.argv[1], device)
     else:
-        a, b, c, noise = np.random.default_rng(0).uniform(-1, 1, (4, 2000))
+        inputs = np.random.default_rng(0).uniform(-1, 1, (2000, 3))
+        targets = 10 * inputs[:, 0] * inputs[:, 1] + 5 * inputs[:, 2]
         with tempfile.NamedTemporaryFile() as file:
-            table = np.stack([a, b, c, 10 * a * b + 5 * c + 0.5 * noise], axis=1)
+            table = np.column_stack([inputs, targets])
             np.savetxt(file.name, table, delimiter=",", header="a,b,c,target", comments="")
             assert train(file.name, device) < 1  # The target has a standard deviation of 4.4.
     dist.destroy_process_group()

@@ -51,14 +51,8 @@ def train(state=None, stop_at=None):
     return f"{ddp_model.module.weight.sum().item():.6f}"
 
 
-def main():
-    whole, resumed = train(), train(train(stop_at=(1, 1)))
-    repeated = train(train(stop_at=(1, 1)) | {"batches_done": 0})
-    print(f"rank {dist.get_rank()}: whole {whole}, resumed {resumed}, epoch repeated {repeated}")
-    assert whole == resumed != repeated
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    main()
-    dist.destroy_process_group()
+dist.init_process_group("gloo")
+whole, resumed = train(), train(train(stop_at=(1, 1)))
+print(f"rank {dist.get_rank()}: whole {whole}, resumed {resumed}")
+assert whole == resumed
+dist.destroy_process_group()

@@ -27,20 +27,14 @@ def ring_all_reduce(tensor):
     return sent
 
 
-def main():
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)
-    tensor = torch.randn(1000)
-    expected = tensor.clone()
-    dist.all_reduce(expected)
-    sent = ring_all_reduce(tensor)
-    torch.testing.assert_close(tensor, expected)
-    print(f"rank {rank}: equal, sent {sent / tensor.nbytes} times the {tensor.nbytes} bytes")
-    if rank == 0:
-        print(f"2 (N - 1) / N is {2 * (world_size - 1) / world_size}")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(rank)
+tensor = torch.randn(1000)
+expected = tensor.clone()
+dist.all_reduce(expected)
+sent = ring_all_reduce(tensor)
+torch.testing.assert_close(tensor, expected)
+print(f"rank {rank}: equal, sent {sent / tensor.nbytes} times the {tensor.nbytes} bytes")
+assert sent == 2 * (world_size - 1) / world_size * tensor.nbytes
+dist.destroy_process_group()

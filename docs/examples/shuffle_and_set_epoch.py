@@ -12,21 +12,15 @@ def make_loader(dataset, batch_size, rank, world_size):
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
 
 
-def main():
-    images = list(range(8))
-    loader = make_loader(images, batch_size=4, rank=0, world_size=2)
-    try:
-        DataLoader(images, sampler=loader.sampler, shuffle=True)
-    except ValueError as error:
-        print("ValueError:", error)
-    without = [batch.tolist() for epoch in range(3) for batch in loader]
-    orders = []
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)
-        orders += [batch.tolist() for batch in loader]
-    print("without set_epoch:", without)
-    print("with set_epoch:", orders)
-    assert without[0] == without[1] == without[2] and orders[0] != orders[1]
-
-
-main()
+loader = make_loader(range(8), batch_size=4, rank=0, world_size=2)
+try:
+    DataLoader(loader.dataset, sampler=loader.sampler, shuffle=True)
+except ValueError as error:
+    print("ValueError:", error)
+without = [batch.tolist() for epoch in range(2) for batch in loader]
+orders = []
+for epoch in range(2):
+    loader.sampler.set_epoch(epoch)
+    orders += [batch.tolist() for batch in loader]
+print(f"without set_epoch: {without}, with set_epoch: {orders}")
+assert without[0] == without[1] and orders[0] != orders[1]

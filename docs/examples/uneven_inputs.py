@@ -4,7 +4,6 @@ torchrun --standalone --nproc-per-node 2 docs/examples/uneven_inputs.py
 """
 
 import io
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,71 +25,51 @@ def share_optimizer_state(optimizer, steps):
     optimizer.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
 
-def train_one_epoch(ddp_model, optimizer, batches, train_step):
-    """Calls train_step(batch) for each batch; a rank may have fewer batches than the others."""
-    steps = 0
-    with Join([ddp_model]):
-        for batch in batches:
-            train_step(batch)
-            steps += 1
-    share_optimizer_state(optimizer, steps)
-
-
-def join_alone(ddp_model, optimizer, batches, train_step, **options):
-    """A mistake: a rank that ran out of batches keeps an old momentum for the next epoch."""
-    with Join([ddp_model], **options):
-        for batch in batches:
-            train_step(batch)
-
-
-def join_with_zero(ddp_model, optimizer, batches, train_step):
-    """A mistake: all ranks make every step, but the joined rank with its last gradient."""
-    with Join([ddp_model, optimizer]):
-        for batch in batches:
-            train_step(batch)
-
-
-def train(train_epoch, make=torch.optim.SGD, **options):
-    """Returns this rank's weights after each step of two epochs; rank 0 has fewer batches."""
+def train(share_state=False, zero=False, **options):
+    """Returns the weights of both ranks after the steps of two epochs that both make."""
     torch.manual_seed(0)
     ddp_model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-    weight, weights = ddp_model.module.weight, []
-    optimizer = make(ddp_model.parameters(), lr=0.1, momentum=0.9, **options)
-
-    def train_step(inputs):
-        optimizer.zero_grad()
-        (ddp_model(inputs) - 1).square().mean().backward()
-        optimizer.step()
-        weights.append(round(weight.item(), 3))
-
+    joined, weights = [ddp_model], []
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1, momentum=0.9)
+    if zero:
+        sgd = {"optimizer_class": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}
+        optimizer = ZeroRedundancyOptimizer(ddp_model.parameters(), **sgd)
+        joined.append(optimizer)
     for _ in range(2):
         batches = [torch.ones(2, 1)] * (2 + dist.get_rank())  # two on rank 0, three on rank 1
-        train_epoch(ddp_model, optimizer, batches, train_step)
-    return weights
+        with Join(joined, **options):
+            for step, inputs in enumerate(batches):
+                optimizer.zero_grad()
+                (ddp_model(inputs) - 1).square().mean().backward()
+                optimizer.step()
+                if step < 2:
+                    weights.append(round(ddp_model.module.weight.item(), 3))
+        if share_state:
+            share_optimizer_state(optimizer, len(batches))
+    of_ranks = [None, None]
+    dist.all_gather_object(of_ranks, weights)
+    return of_ranks
 
 
 def train_by_hand():
-    """Returns the weights of one process, where rank 0's gradient is 0 after its last batch."""
+    """Returns the same of one process, where rank 0's gradient is 0 after its last batch."""
     torch.manual_seed(0)
     weight, momentum, weights = torch.nn.Linear(1, 1, bias=False).weight.item(), 0.0, []
     for share in (1, 1, 1 / 2, 1, 1, 1 / 2):
         momentum = 0.9 * momentum + share * 2 * (weight - 1)
         weight -= 0.1 * momentum
         weights.append(round(weight, 3))
-    return weights
+    return weights[:2] + weights[3:5]
 
 
 def main():
-    by_hand = train_by_hand()
-    if dist.get_rank() == 0:  # It makes no third and no sixth step, but gets the weights of both.
-        by_hand = by_hand[:2] + by_hand[3:5]
-    own = train(train_one_epoch)
-    momentum = train(join_alone)
-    zero = train(join_with_zero, ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)
-    print(f"rank {dist.get_rank()}: {by_hand=} {own=} {momentum=} {zero=}")
-    assert own == by_hand and momentum != by_hand and zero != by_hand
+    shared, momentum, zero = train(share_state=True), train(), train(zero=True)
+    if dist.get_rank() == 0:
+        print(f"{shared=}\n{momentum=}\n{zero=}")
+    assert shared == [train_by_hand()] * 2 and momentum[0] != momentum[1]
+    assert zero[0] == zero[1] != shared[1]  # Rank 0 has repeated its last gradient.
     try:  # With this option all ranks stop with an error when one has no more batches.
-        train(partial(join_alone, throw_on_early_termination=True))
+        train(throw_on_early_termination=True)
         raise AssertionError("no rank has stopped")
     except RuntimeError as error:
         print(f"rank {dist.get_rank()}: {error}")

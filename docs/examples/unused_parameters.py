@@ -20,16 +20,6 @@ class TwoHeads(torch.nn.Module):
         return sum(self.heads[number](x) for number in numbers)
 
 
-def wrap_with_changing_parts(model):
-    """Returns a DDP model for a model that uses other parameters in each step."""
-    return DistributedDataParallel(model, find_unused_parameters=True)
-
-
-def wrap_with_a_fixed_part(model):
-    """Returns a DDP model for a model that uses the same parameters in every step."""
-    return DistributedDataParallel(model, static_graph=True)
-
-
 def train(ddp_model, *steps):
     """Trains steps, each with the heads of these numbers; returns the error, if there is one."""
     try:
@@ -44,12 +34,14 @@ def main():
     error = train(DistributedDataParallel(TwoHeads()), [0], [0])
     assert error.startswith("Expected to have finished reduction in the prior iteration")
     assert "Parameters which did not receive grad for rank" in error
-    assert train(wrap_with_changing_parts(TwoHeads()), [0], [1], [0, 1]) == "trained"
-    assert train(wrap_with_a_fixed_part(TwoHeads()), [0], [0], [0]) == "trained"
-    newly_used = train(wrap_with_a_fixed_part(TwoHeads()), [0], [0, 1])
+    changing = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
+    assert train(changing, [0], [1], [0, 1]) == "trained"
+    fixed = DistributedDataParallel(TwoHeads(), static_graph=True)
+    assert train(fixed, [0], [0], [0]) == "trained"
+    newly_used = train(fixed, [0, 1])
     assert newly_used.startswith("Your training graph has changed in this iteration")
-    unused_now = train(wrap_with_a_fixed_part(TwoHeads()), [0, 1], [0], [0])
-    assert unused_now.startswith("Expected to have finished reduction in the prior iteration")
+    fixed = DistributedDataParallel(TwoHeads(), static_graph=True)
+    unused_now = train(fixed, [0, 1], [0], [0])
     assert "not compatible with static_graph set to True" in unused_now
     print(f"rank {dist.get_rank()}: {error.splitlines()[0]}")
 

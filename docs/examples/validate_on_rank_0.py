@@ -24,12 +24,10 @@ def validate_on_rank_0(evaluate, model, device):
 
 def evaluate(model):
     """Returns [correct images, images] of made-up images."""
-    images = torch.arange(12.0).view(4, 3)
-    labels = torch.tensor([0, 1, 1, 0])
     model.eval()
     with torch.inference_mode():
-        logits = model(images)
-    return [(logits.argmax(1) == labels).sum().item(), len(labels)]
+        correct = model(torch.randn(4, 3)).argmax(1) == torch.tensor([0, 1, 1, 0])
+    return [correct.sum().item(), len(correct)]
 
 
 def train():
@@ -43,9 +41,6 @@ def train():
     counts = [None, None]
     dist.all_gather_object(counts, (correct, count))
     assert counts[0] == counts[1] and count == 4
-    # With result = torch.tensor(evaluate(model)) rank 0 would send 16 bytes of whole numbers to the
-    # 8 bytes of torch.zeros(2), and rank 1 would abort.
-    assert torch.tensor(evaluate(model)).nbytes != torch.zeros(2).nbytes
 
 
 dist.init_process_group("gloo")

@@ -28,29 +28,20 @@ def seed_worker(worker_id):
 
 
 def draw(ranks=2, epochs=2, **options):
-    """Returns the shifts of each rank in each epoch; the seeds are those of the scripts."""
+    """Returns what each worker draws on each rank in each epoch; seeds as in the scripts."""
     drawn = []
     for rank in range(ranks):
         torch.manual_seed(0)  # The same on all ranks, where the loader begins.
         loader = DataLoader(Shifts(), batch_size=4, num_workers=2, **options)
         for epoch in range(epochs):
             torch.manual_seed(2 * epoch + rank)  # Another in each epoch and on each rank.
-            drawn.append(torch.cat(list(loader)).tolist())
+            drawn += [tuple(batch.tolist()) for batch in loader]  # A batch is of one worker.
     return drawn
 
 
-def main():
-    mistake, cure = draw(), draw(worker_init_fn=seed_worker)
-    print(f"copied generator {mistake[0]}, seed_worker {cure[0]}")
-    # A worker draws four shifts. Four rows, of two ranks and two epochs, have those of two workers.
-    workers = [
-        [tuple(row[:4]) for row in rows] + [tuple(row[4:]) for row in rows]
-        for rows in (mistake, cure)
-    ]
-    assert len(set(workers[0])) == 1 and len(set(workers[1])) == 8
-    resumed = draw(ranks=1, worker_init_fn=seed_worker, persistent_workers=True)
-    assert resumed[1] != cure[1]  # Persistent workers are not seeded again in the second epoch.
-
-
 if __name__ == "__main__":
-    main()
+    mistake, cure = draw(), draw(worker_init_fn=seed_worker)
+    print(f"copied generator {mistake[:2]}, seed_worker {cure[:2]}")
+    assert len(set(mistake)) == 1 and len(set(cure)) == len(cure) == 8
+    resumed = draw(ranks=1, worker_init_fn=seed_worker, persistent_workers=True)
+    assert resumed[2:] != cure[2:4]  # Persistent workers are not seeded again.
