@@ -32,6 +32,9 @@ PROCESS_ENDED = (
 
 # Imported once, before the tests. A mistake there ends pytest with its line.
 answers_file = Path(os.environ.get("ANSWERS", "answers.py")).resolve()
+if not answers_file.exists():
+    copy = f"cp docs/exercises/template.py {answers_file.name}"
+    pytest.exit(f"there is no {answers_file}: type  {copy}", returncode=pytest.ExitCode.USAGE_ERROR)
 spec = importlib.util.spec_from_file_location("answers", answers_file)
 answers = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(answers)
