@@ -12,7 +12,6 @@ scripts' comments. Chromium makes the README's picture of it:
         "file://$PWD/docs/side_by_side.html#snmc_dp..mnmc_ddp_tcp@4"
 """
 
-import ast
 import difflib
 import functools
 import html
@@ -72,19 +71,20 @@ def paint(source):
 def find_marks(source):
     """Returns the places of the marks as [number, first line, line after the last].
 
-    A mark is a comment that begins with its number. A place goes on to the end of the statement at
-    whose first line the mark stands, or above which.
+    A mark is a comment that begins with its number. A place ends above the next empty line, or the
+    next comment with the same indentation.
     """
     lines = source.splitlines()
-    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
-    ends = {node.lineno: node.end_lineno for node in statements}
     places = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines):
         if mark := MARK.search(line):
-            begin = number
-            while is_comment(lines[begin - 1]):
-                begin += 1
-            places.append([mark[1], number - 1, ends[begin]])
+            end = number + 1
+            while is_comment(line) and is_comment(lines[end]):
+                end += 1
+            stop = re.compile(re.match(" *", line)[0] + "#|$")
+            while not stop.match(lines[end]):
+                end += 1
+            places.append([mark[1], number, end])
     return places
 
 
