@@ -133,7 +133,7 @@ def test_page_opens_at_the_first_difference_in_code(browser):
 
 
 @needs_browser
-@pytest.mark.parametrize(("mark", "code"), zip("12345678", CODE, strict=True))
+@pytest.mark.parametrize(("mark", "code"), list(zip("12345678", CODE, strict=True)))
 def test_a_chip_shows_the_lines_of_its_mark_alone(browser, mark, code):
     """With the sentence of the recipe; another click shows all differences again."""
     visit(browser, BIG_STEP)
