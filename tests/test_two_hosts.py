@@ -69,7 +69,7 @@ def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     run = launch([two_hosts(SCRIPTS[2], *LONG)], env={"HOSTS": name, "NPROC": "1"})
     run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
     same_name = launch([two_hosts(SCRIPTS[2])], env={"HOSTS": name}).wait()
-    assert same_name.err == f"there are hosts called {name} already: choose another name, HOSTS=…\n"
+    assert same_name.codes == [1] and "File exists" in same_name.err
     assert len(run.pids()) >= 2 and len(hosts_called(name)) == 2  # not touched by that
     while run.processes[0].poll() is None:  # as timeout does, which sends its signal twice
         run.processes[0].send_signal(signal.SIGTERM)

@@ -54,15 +54,12 @@ take_down() {
     done
 }
 
-if [ -e "/run/netns/${HOSTS}0" ] || [ -e "/run/netns/${HOSTS}1" ]; then
-    echo "there are hosts called $HOSTS already: choose another name, HOSTS=…" >&2
-    exit 1
-fi
+# Another run with hosts of that name ends here, before the trap would take them down.
+ip netns add "${HOSTS}0"
 trap take_down EXIT
 # A second signal must not stop take_down half-way: timeout sends two, and a person may, too.
 trap 'trap "" INT TERM; exit 130' INT
 trap 'trap "" INT TERM; exit 143' TERM
-ip netns add "${HOSTS}0"
 ip netns add "${HOSTS}1"
 ip -n "${HOSTS}0" link add eth0 type veth peer name eth0 netns "${HOSTS}1"
 for host in 0 1; do
