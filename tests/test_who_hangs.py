@@ -263,7 +263,7 @@ def test_pids_says_what_it_lacks(tmp_path, process):
 # What the page of labs shows of each hang, by the name of its patch.
 REPORTS = dict(
     re.findall(
-        r"<!-- printed by scripts/who_hangs.py (?:watch )?(\w+) -->\n```text\n(.*?)```",
+        r"<!-- printed by scripts/who_hangs.py (\w+) -->\n```text\n(.*?)```",
         (REPO / "docs" / "break_it.md").read_text(),
         re.DOTALL,
     )
@@ -272,32 +272,23 @@ assert REPORTS, "the page of labs shows no report any more"
 
 
 def generalize(report):
-    """A report without the code's lines, the numbers and the name that differ between runs."""
-    report = re.sub(r"[\w/]+\.py:\d+: .*", "", report)
-    report = re.sub(r"process \d+ on \S+", "process N on HOST", report)
-    return re.sub(r"(collective|for|-CONT) \d+", r"\1 N", report)
+    """A report without the numbers, which differ between runs."""
+    return re.sub(r"\b(collective |for |\.py:)\d+", r"\1N", report)
 
 
 @pytest.mark.slow
 @needs_py_spy
 @pytest.mark.parametrize("name", REPORTS)
 def test_hang_on_purpose_is_reported_as_on_the_page(tmp_path, name):
-    """And each line that the report names has the code that the report shows."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPO / "scripts" / "patch.sh", tmp_path / "scripts")
     shutil.copy(REPO / "mnmc_ddp_env.py", tmp_path)
     (tmp_path / "docs").symlink_to(REPO / "docs")
     subprocess.check_call(["bash", tmp_path / "scripts" / "patch.sh", name])
-    script = tmp_path / "patched" / f"{name}.py"
-    command = ["torchrun", "--standalone", "--nproc-per-node", 2, "docs/examples/watch.py", script]
-    command += ["--dataset", "synthetic"]
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, "docs/examples/watch.py"]
+    command += [f"patched/{name}.py", "--dataset", "synthetic"]
     with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
         expected = generalize(REPORTS[name])
         with contextlib.suppress(AssertionError):  # The next line shows what the tool said.
             run.wait_for(lambda: generalize(ask(tmp_path)) == expected, 200, "the report")
         assert generalize(ask(tmp_path)) == expected, run.story()
-        found = re.findall(r"(\w+)\.py:(\d+): (.+)", ask(tmp_path))
-    code = script.read_text().splitlines()
-    assert found and {stem for stem, _, _ in found} == {name}
-    for _, number, statement in found:
-        assert code[int(number) - 1].partition("  #")[0].strip() == statement
