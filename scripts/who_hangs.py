@@ -45,22 +45,19 @@ def read_calls(recorders):
 
 
 def read_notes(folder):
-    """Returns the notes of the newest run, by rank."""
+    """Returns the notes of a run, by rank."""
     notes = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    newest = max(notes, key=lambda note: note["time"], default={})
-    notes = [note for note in notes if note["rank"] < newest["world_size"]]
     return {note["rank"]: note | {"calls": read_calls(note["recorder"])} for note in notes}
 
 
 def read_process(pid):
-    """Returns (environment, command line, parent); of a process that has ended: ({}, "", 0)."""
+    """Returns (environment, command line); of a process that has ended: ({}, "")."""
     try:
-        names = ("environ", "cmdline", "stat")
+        names = ("environ", "cmdline")
         texts = [Path(f"/proc/{pid}/{name}").read_text(errors="replace") for name in names]
     except OSError:  # It has ended, or belongs to somebody else.
-        return {}, "", 0
-    parent = int(texts[2].rpartition(")")[2].split()[1])
-    return dict(re.findall(r"(\w+)=([^\0]*)", texts[0])), texts[1].replace("\0", " "), parent
+        return {}, ""
+    return dict(re.findall(r"(\w+)=([^\0]*)", texts[0])), texts[1].replace("\0", " ")
 
 
 def read_option(command, names, default):
@@ -69,29 +66,21 @@ def read_option(command, names, default):
     return int(found[1]) if found else default
 
 
-def find_ranks(pids):
-    """Returns {process id: (rank, world size)} of those processes that are ranks."""
-    processes = {pid: read_process(pid) for pid in sorted(pids)}
+def find_ranks(pid):
+    """Returns {process id: (rank, world size)} of a rank, or of the ranks that it has spawned."""
+    environment, command = read_process(pid)
+    if "--world-size" in command:  # such as mnmc_ddp_tcp.py, which gets its rank as an option
+        size = read_option(command, "--world-size", 1)
+        return {pid: (read_option(command, "-r|--rank", 0), size)}
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
-        found = {p: env for p, (env, _, _) in processes.items() if rank in env}
-        if found:
-            return {pid: (int(env[rank]), int(env.get(size, -1))) for pid, env in found.items()}
-    found = {p: c for p, (_, c, _) in processes.items() if re.search("--(rank|world-size)", c)}
-    if found:  # such as mnmc_ddp_tcp.py, which gets its rank on the command line
-        return {
-            pid: (read_option(c, "-r|--rank", 0), read_option(c, "--world-size", 1))
-            for pid, c in found.items()
-        }
-    # The children of mp.spawn: their command lines lack the script's name.
-    others = {int(path.name): read_process(path.name) for path in Path("/proc").glob("[0-9]*")}
-    spawned = [pid for pid in sorted(others) if "spawn_main" in others[pid][1]]
-    spawned = [pid for pid in spawned if others[pid][2] in processes]
-    for number, pid in enumerate(spawned):
-        options = processes[others[pid][2]][1]
-        size = read_option(options, "--nproc-per-node", len(spawned))
-        first = size * read_option(options, "--node-rank", 0)
-        found[pid] = first + number, size * read_option(options, "--nodes", 1)
-    return found
+        if rank in environment:
+            return {pid: (int(environment[rank]), int(environment.get(size, -1)))}
+    children = subprocess.run(["pgrep", "-P", str(pid), "-f", "spawn_main"], capture_output=True)
+    workers = sorted(int(child) for child in children.stdout.split())
+    size = read_option(command, "--nproc-per-node", len(workers))
+    first = size * read_option(command, "--node-rank", 0)
+    size *= read_option(command, "--nodes", 1)
+    return {worker: (first + number, size) for number, worker in enumerate(workers)}
 
 
 def ask_py_spy(pids):
@@ -99,7 +88,8 @@ def ask_py_spy(pids):
     if not shutil.which("py-spy"):
         sys.exit("--pids needs py-spy: pip install py-spy")
     notes = {}
-    for pid, (rank, world_size) in find_ranks(pids).items():
+    ranks = [found for pid in sorted(pids) for found in find_ranks(pid).items()]
+    for pid, (rank, world_size) in ranks:
         stack = read_stack(pid) if rank not in notes else []
         if stack:  # It is no launcher, no shell, and no worker of a data loader.
             notes[rank] = {"rank": rank, "world_size": world_size, "host": HERE, "pid": pid}
@@ -122,14 +112,11 @@ def read_stack(pid):
     return []
 
 
-def read_state(note):
-    """Returns the letter that ps shows: T for stopped, Z for gone; "" on another machine."""
-    if note["host"] != HERE:
-        return ""
-    try:
-        return Path(f"/proc/{note['pid']}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
+def is_stopped(note):
+    """Whether a process of this machine is stopped, which ps shows as T."""
+    stat = Path(f"/proc/{note['pid']}/stat")
+    is_here = note["host"] == HERE and stat.exists()
+    return is_here and stat.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def is_waiting(entry):
@@ -201,14 +188,12 @@ def describe_place(stack):
     return f"at {function}, {filename}:{line}: {code.partition('  #')[0].strip()}"
 
 
-def describe_problem(note, now, over):
+def describe_problem(note, now):
     """Says what is wrong with a rank's process; "" when it runs and writes notes."""
+    process, silence = f"process {note['pid']} on {note['host']}", now - note["time"]
     if not note["running"]:
         return "has left the script: its output says whether it failed"
-    process, silence = f"process {note['pid']} on {note['host']}", now - note["time"]
-    if read_state(note) == "Z" and not over:
-        return f"is dead: {process} is gone, and wrote no last note"
-    if read_state(note) == "T":
+    if is_stopped(note):
         return f"is stopped: {process} goes on after kill -CONT {note['pid']}"
     if silence > PATIENCE:
         return f"has written no note for {silence:.0f} s: look at {process}"
@@ -240,8 +225,7 @@ def report(notes):
     if len(notes) == len(ranks) and not any(note["running"] for note in notes.values()):
         return f"all {len(ranks)} ranks have left the script"
     now = max(note["time"] for note in notes.values())
-    over = all(read_state(note) == "Z" for note in notes.values())
-    problems = {rank: describe_problem(note, now, over) for rank, note in notes.items()}
+    problems = {rank: describe_problem(note, now) for rank, note in notes.items()}
     sound = [rank for rank, problem in problems.items() if not problem]
     joining = {r for r in sound if any("init_process_group" in f for f in notes[r]["stack"])}
     group, number = find_hang(notes, sound)

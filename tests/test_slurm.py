@@ -179,5 +179,5 @@ def test_local_slurm_says_which_packages_are_missing(launch, tmp_path):
     text = LOCAL_SLURM.read_text().replace('PATH="$PATH:/usr/sbin:/sbin"\n', "")
     (tmp_path / "local_slurm.sh").write_text(text)
     run = launch([["env", f"PATH={tmp_path}", "bash", tmp_path / "local_slurm.sh", "start"]]).wait()
-    message = "missing packages: slurm-wlm munge (as root: apt-get install slurm-wlm munge)\n"
+    message = "this needs slurm-wlm and munge (as root: apt-get install slurm-wlm munge)\n"
     assert run.codes == [1] and run.err == message, run.story()

@@ -69,7 +69,7 @@ def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     run = launch([two_hosts(SCRIPTS[2], *LONG)], env={"HOSTS": name, "NPROC": "1"})
     run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
     same_name = launch([two_hosts(SCRIPTS[2])], env={"HOSTS": name}).wait()
-    assert same_name.err == f"there are hosts called {name} already: choose another name, HOSTS=…\n"
+    assert same_name.codes == [1] and "File exists" in same_name.err
     assert len(run.pids()) >= 2 and len(hosts_called(name)) == 2  # not touched by that
     while run.processes[0].poll() is None:  # as timeout does, which sends its signal twice
         run.processes[0].send_signal(signal.SIGTERM)
@@ -87,25 +87,11 @@ def test_two_hosts_says_what_it_needs(launch, tmp_path):
 
 
 @needs_hosts
-@pytest.mark.parametrize("setting", ("RATE=100", "RATE=0mbit", "DELAY=-5ms", "DELAY=1ms; true"))
-def test_bad_rate_or_delay_is_answered_in_one_line(launch, name, setting):
+@pytest.mark.parametrize("setting", ("RATE=100", "RATE=0mbit"))
+def test_bad_rate_is_answered_in_one_line(launch, name, setting):
     """The fixture checks that no host is left."""
     run = launch([["env", setting, *two_hosts(SCRIPTS[1])]], env={"HOSTS": name}).wait()
     assert run.codes == [2] and run.err.count("\n") == 1 and setting in run.err, run.story()
-
-
-@needs_hosts
-def test_delay_works_or_says_what_the_kernel_lacks(launch, name):
-    """The fixture checks that no host is left, also where the kernel cannot delay."""
-    settings = {"HOSTS": name, "NPROC": "1", "DELAY": "50ms"}
-    run = launch([two_hosts(SCRIPTS[1], "--help")], env=settings).wait()
-    add_netem = "tc qdisc add dev lo root netem delay 1ms"
-    has_netem = subprocess.run(["unshare", "--net", *add_netem.split()], capture_output=True)
-    if has_netem.returncode == 0:
-        assert run.codes == [0] and run.own_err() == "", run.story()
-    else:
-        lacks = r"this kernel cannot slow the cable with netem .+ unknown\.\n"
-        assert run.codes == [1] and re.fullmatch(lacks, run.err), run.story()
 
 
 # Elastic torchrun: hosts whose own names lead to 127.0.1.1, as on Debian.

@@ -62,10 +62,10 @@ def write(folder, rank, calls, frame="sum", age=0, **others):
     (folder / "who_hangs" / f"{rank}.json").write_text(json.dumps(note | others))
 
 
-def two_wait(folder, **others):
+def two_wait(folder):
     """Ranks 0 and 2 wait in collective 7."""
     for rank in (0, 2):
-        write(folder, rank, wait_in(7), **others)
+        write(folder, rank, wait_in(7))
 
 
 def ask(folder, command=FOLDER, path=PATH):
@@ -115,26 +115,13 @@ def stop(process):
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-@pytest.mark.parametrize("what", ("stopped", "dead", "the whole run is over"))
-def test_stopped_and_dead_ranks(tmp_path, process, what):
-    """A last note can be from before the others' last collectives."""
-    if what == "stopped":
-        stop(process)
-        expected = (
-            f"is stopped: process {process.pid} on {HERE} goes on after kill -CONT {process.pid}"
-        )
-    else:
-        process.kill()
-        process.wait()
-        expected = f"is dead: process {process.pid} on {HERE} is gone, and wrote no last note"
-    mine = {"host": HERE, "pid": process.pid}
-    two_wait(tmp_path, **(mine if "over" in what else {}))
-    write(tmp_path, 1, wait_in(7)[:1], "test", age=4, **mine)
-    report = ask(tmp_path, path="/nowhere")
-    if "over" in what:  # Then the notes say how it ended.
-        assert report.startswith(SEVEN) and "is dead" not in report
-    else:
-        assert report == f"{SEVEN}    rank 1 {expected}\n        4 s earlier {TEST[8:]}"
+def test_stopped_rank(tmp_path, process):
+    """Its last note can be from before the others' last collectives."""
+    stop(process)
+    two_wait(tmp_path)
+    write(tmp_path, 1, wait_in(7)[:1], "test", age=4, host=HERE, pid=process.pid)
+    expected = f"is stopped: process {process.pid} on {HERE} goes on after kill -CONT {process.pid}"
+    assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}\n        4 s earlier {TEST[8:]}"
 
 
 def test_collectives_that_differ(tmp_path):
@@ -203,14 +190,13 @@ def test_gloo_and_nccl_in_one_process_group(tmp_path):
     assert ask(tmp_path) == f"{title}    rank 1 has called no collective of nccl\n{TEST}"
 
 
-def test_many_ranks_and_an_older_run_of_more(tmp_path):
+def test_many_ranks(tmp_path):
     for rank in range(64):
         calls = [] if rank in (8, 60) else wait_in(7)
         write(tmp_path, rank, calls, "test" if rank in (8, 60) else "sum", world_size=64)
-    write(tmp_path, 64, wait_in(5), age=1000, world_size=65)
     report = ask(tmp_path)
     assert "    ranks 0 to 7, 9 to 59 and 61 to 63 wait in it\n" in report
-    assert "    ranks 8 and 60 have called no collective\n" in report and "64" not in report
+    assert "    ranks 8 and 60 have called no collective\n" in report
 
 
 # Running processes.
@@ -277,7 +263,7 @@ def test_pids_says_what_it_lacks(tmp_path, process):
 # What the page of labs shows of each hang, by the name of its patch.
 REPORTS = dict(
     re.findall(
-        r"<!-- printed by scripts/who_hangs.py (?:watch )?(\w+) -->\n```text\n(.*?)```",
+        r"<!-- printed by scripts/who_hangs.py (\w+) -->\n```text\n(.*?)```",
         (REPO / "docs" / "break_it.md").read_text(),
         re.DOTALL,
     )
@@ -286,32 +272,23 @@ assert REPORTS, "the page of labs shows no report any more"
 
 
 def generalize(report):
-    """A report without the code's lines, the numbers and the name that differ between runs."""
-    report = re.sub(r"[\w/]+\.py:\d+: .*", "", report)
-    report = re.sub(r"process \d+ on \S+", "process N on HOST", report)
-    return re.sub(r"(collective|for|-CONT) \d+", r"\1 N", report)
+    """A report without the numbers, which differ between runs."""
+    return re.sub(r"\b(collective |for |\.py:)\d+", r"\1N", report)
 
 
 @pytest.mark.slow
 @needs_py_spy
 @pytest.mark.parametrize("name", REPORTS)
 def test_hang_on_purpose_is_reported_as_on_the_page(tmp_path, name):
-    """And each line that the report names has the code that the report shows."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPO / "scripts" / "patch.sh", tmp_path / "scripts")
     shutil.copy(REPO / "mnmc_ddp_env.py", tmp_path)
     (tmp_path / "docs").symlink_to(REPO / "docs")
     subprocess.check_call(["bash", tmp_path / "scripts" / "patch.sh", name])
-    script = tmp_path / "patched" / f"{name}.py"
-    command = ["torchrun", "--standalone", "--nproc-per-node", 2, "docs/examples/watch.py", script]
-    command += ["--dataset", "synthetic"]
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, "docs/examples/watch.py"]
+    command += [f"patched/{name}.py", "--dataset", "synthetic"]
     with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
         expected = generalize(REPORTS[name])
         with contextlib.suppress(AssertionError):  # The next line shows what the tool said.
             run.wait_for(lambda: generalize(ask(tmp_path)) == expected, 200, "the report")
         assert generalize(ask(tmp_path)) == expected, run.story()
-        found = re.findall(r"(\w+)\.py:(\d+): (.+)", ask(tmp_path))
-    code = script.read_text().splitlines()
-    assert found and {stem for stem, _, _ in found} == {name}
-    for _, number, statement in found:
-        assert code[int(number) - 1].partition("  #")[0].strip() == statement

@@ -30,11 +30,8 @@ folder="$(realpath --canonicalize-missing "$given")"
 export SLURM_CONF="$folder/slurm.conf"
 
 require() {
-    local missing=()
-    { command -v slurmctld && command -v slurmd && command -v srun; } >/dev/null || missing+=(slurm-wlm)
-    command -v munged >/dev/null || missing+=(munge)
-    if [ "${#missing[@]}" -gt 0 ]; then
-        echo "missing packages: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2
+    if ! type slurmctld slurmd srun munged &>/dev/null; then
+        echo "this needs slurm-wlm and munge (as root: apt-get install slurm-wlm munge)" >&2
         exit 1
     fi
 }
@@ -141,13 +138,8 @@ start() {
     done
     eventually 60 all_idle
     trap - EXIT
-    print_settings
+    settings
     echo "in another terminal: eval \"\$(bash scripts/cluster/local_slurm.sh settings)\"" >&2
-}
-
-# The virtual nodes' names do not resolve, so that the address of rank 0 must be given.
-print_settings() {
-    echo "export SLURM_CONF=$SLURM_CONF MASTER_ADDR=127.0.0.1"
 }
 
 # shellcheck disable=SC2317  # the trap calls it
@@ -192,9 +184,10 @@ not_running() {
     ! kill -0 "$1" 2>/dev/null
 }
 
+# The virtual nodes' names do not resolve, so that the address of rank 0 must be given.
 settings() {
     require_cluster
-    print_settings
+    echo "export SLURM_CONF=$SLURM_CONF MASTER_ADDR=127.0.0.1"
 }
 
 status() {

@@ -12,8 +12,6 @@
 #   HOSTS  the namespaces are called so, with 0 and 1 appended (default: ddp and the process id);
 #          "ip -n <name>0 link set eth0 down" cuts the cable
 #   RATE   the cable's bandwidth, such as 100mbit (default: as fast as the machine)
-#   DELAY  how long each packet is under way, such as 10ms (default: no delay); needs a kernel with
-#          netem
 #   OMP_NUM_THREADS  threads of each process (default: half of what env.sh counts, at least 1,
 #          because the hosts share the cores)
 #   GLOO_SOCKET_IFNAME  the interface that gloo uses (default: eth0, which both hosts have)
@@ -23,10 +21,9 @@ if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
     exit 1
 fi
 RATE="${RATE:-}"
-DELAY="${DELAY:-}"
 # tc takes "100" for a hundred bits a second, and a negative rate without a word.
-if ! [[ "$RATE" =~ ^([1-9][0-9]*[kmg]bit)?$ && "$DELAY" =~ ^([1-9][0-9]*[um]s)?$ ]]; then
-    echo "RATE=$RATE DELAY=$DELAY: give numbers with units, such as RATE=100mbit DELAY=10ms" >&2
+if ! [[ "$RATE" =~ ^([1-9][0-9]*[kmg]bit)?$ ]]; then
+    echo "RATE=$RATE: give a number with a unit, such as RATE=100mbit" >&2
     exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
@@ -37,7 +34,7 @@ if [ ! -f "$script" ]; then
 fi
 shift
 set_threads "$((2 * NPROC))"  # because both hosts have the same cores
-export CABLE="${RATE:-no limit}${DELAY:+, delay $DELAY}"  # for the results of scripts/measure
+export CABLE="${RATE:-no limit}"  # for the results of scripts/measure
 HOSTS="${HOSTS:-ddp$$}"
 export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-eth0}"
 # Else torchrun warns that the hosts' addresses have no names.
@@ -57,37 +54,24 @@ take_down() {
     done
 }
 
-# slow_down HOST QUEUE...: what the host sends waits in this queue. One line says what tc cannot do.
-slow_down() {
-    local message
-    message="$(ip netns exec "$1" tc qdisc add dev eth0 root "${@:2}" 2>&1)" && return
-    echo "this kernel cannot slow the cable with $2 ($CABLE): ${message%%$'\n'*}" >&2
-    exit 1
-}
-
-if [ -e "/run/netns/${HOSTS}0" ] || [ -e "/run/netns/${HOSTS}1" ]; then
-    echo "there are hosts called $HOSTS already: choose another name, HOSTS=…" >&2
-    exit 1
-fi
+# Another run with hosts of that name ends here, before the trap would take them down.
+ip netns add "${HOSTS}0"
 trap take_down EXIT
 # A second signal must not stop take_down half-way: timeout sends two, and a person may, too.
 trap 'trap "" INT TERM; exit 130' INT
 trap 'trap "" INT TERM; exit 143' TERM
-ip netns add "${HOSTS}0"
 ip netns add "${HOSTS}1"
 ip -n "${HOSTS}0" link add eth0 type veth peer name eth0 netns "${HOSTS}1"
 for host in 0 1; do
     ip -n "$HOSTS$host" address add "10.77.0.$((host + 1))/24" dev eth0
     ip -n "$HOSTS$host" link set eth0 up
     ip -n "$HOSTS$host" link set lo up
-    if [ -n "$DELAY" ]; then  # netem has a rate of its own, so that one queue is enough for both.
-        slow_down "$HOSTS$host" netem delay "$DELAY" ${RATE:+rate "$RATE"} limit 10000
-    elif [ -n "$RATE" ]; then
+    if [ -n "$RATE" ]; then
         # A burst passes at once after a pause: what the cable sends in a millisecond, and one large
         # packet at least, which tc would never let pass otherwise.
         rate="${RATE//kbit/000}" && rate="${rate//mbit/000000}" && rate="${rate//gbit/000000000}"
         burst="$((rate / 8000 > 8000 ? rate / 8000 : 8000))"
-        slow_down "$HOSTS$host" tbf rate "$RATE" burst "$burst" latency 50ms
+        tc -n "$HOSTS$host" qdisc add dev eth0 root tbf rate "$RATE" burst "$burst" latency 50ms
     fi
 done
 

@@ -64,22 +64,15 @@ def read_blocks(text):
     return blocks
 
 
-def find_definition(module, name):
-    """Returns the node of a function or class; "ConvNet.forward" is a method of a class."""
-    node = module
-    for part in name.split("."):
-        (node,) = (n for n in node.body if getattr(n, "name", None) == part)
-    return node
-
-
 def show(file, *names):
     """Returns the source of functions and classes of a file."""
     text = (REPO / file).read_text()
-    lines, module, parts = text.splitlines(), ast.parse(text), []
+    nodes = {getattr(node, "name", None): node for node in ast.parse(text).body}
+    parts = []
     for name in names:
-        node = find_definition(module, name)
+        node = nodes[name]
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        parts.append(textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])))
+        parts.append("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
     return "\n\n\n".join(parts) + "\n"
 
 

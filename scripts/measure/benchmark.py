@@ -1,9 +1,10 @@
 """How fast the scripts train, against the bare arithmetic, a textbook's loop, and without DDP.
 
-    bash scripts/measure/scaling.sh   # with the launchers' settings, and more processes
-    python scripts/measure/benchmark.py --dataset cifar10 --batch-size 256 --world-size 1 2 4
+    source scripts/env.sh      # the launchers' settings
+    torchrun --standalone --nproc-per-node 2 scripts/measure/benchmark.py
+    torchrun --standalone --nproc-per-node 4 scripts/measure/benchmark.py --dataset cifar10
 
-Each number of processes is measured with each batch size:
+Each batch size is measured with:
 
     bare      forward, backward and step on one batch that stays on the device
     ours      snsc.py's train_one_epoch, in processes that do not communicate
@@ -12,24 +13,21 @@ Each number of processes is measured with each batch size:
               memory format, and DDP with its defaults where there are several processes
 
 The variants take turns, --repeats times, so that a machine that slows down slows them all. The
-table has medians in images/s of all processes together, ratios of them, the milliseconds of a step
-of ddp, and rank 0's peak memory in MiB. The images are noise of the data set's shape.
+table has medians in images/s of all processes together. The images are noise of the data set's
+shape.
 """
 
 import argparse
-import itertools
-import json
 import os
-import resource
 import statistics
 import sys
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 # Before torch: one thread a process, so that N processes use N times the cores of one.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
 
 import common
@@ -99,12 +97,8 @@ def run_bare(setup):
         step(setup, images, labels)
 
 
-def run_ours(setup):
-    snsc.train_one_epoch(setup.model, setup.loader, setup.optimizer, 0, setup.args, setup.device)
-
-
-def run_ddp(setup):
-    train = mnmc_ddp_env.train_one_epoch
+def run_script(script, setup):
+    train = script.train_one_epoch
     train(setup.model, setup.loader, setup.optimizer, 0, setup.args, setup.device)
 
 
@@ -117,32 +111,20 @@ def run_textbook(setup):
         correct += (logits.argmax(1) == labels).sum().item()
 
 
-VARIANTS = {"bare": run_bare, "ours": run_ours, "ddp": run_ddp, "textbook": run_textbook}
+VARIANTS = {
+    "bare": run_bare,
+    "ours": partial(run_script, snsc),
+    "ddp": partial(run_script, mnmc_ddp_env),
+    "textbook": run_textbook,
+}
 
 
-def worker(rank, args, folder):
-    """One of the processes: joins the others, measures, and leaves."""
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend="nccl" if on_gpu else "gloo",
-        init_method=f"file://{folder}/meeting-point",
-        rank=rank,
-        world_size=args.world_size,
-        device_id=device if on_gpu else None,
-    )
-    measure(rank, args, folder, device)
-    dist.destroy_process_group()  # measure() has returned, and the DDP models with it.
-
-
-def measure(rank, args, folder, device):
-    """Runs all variants in turn, again and again; rank 0 writes the seconds into the folder."""
+def measure(args, device):
+    """Runs all variants in turn, again and again; returns the row of the table."""
     images = torch.randint(256, (args.images, *SHAPES[args.dataset]), dtype=torch.uint8)
     data = TensorDataset(images, torch.randint(10, (args.images,)))
-    setups = {variant: prepare(variant, data, args, device) for variant in args.variants}
-    seconds = {variant: [] for variant in args.variants}
+    setups = {variant: prepare(variant, data, args, device) for variant in VARIANTS}
+    speeds = {variant: [] for variant in VARIANTS}
     for repeat in range(args.repeats + 1):
         for variant, setup in setups.items():
             dist.barrier()
@@ -150,66 +132,44 @@ def measure(rank, args, folder, device):
             VARIANTS[variant](setup)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            took = torch.tensor(time.perf_counter() - started, device=device)
-            dist.all_reduce(took)
+            seconds = torch.tensor(time.perf_counter() - started, device=device)
+            dist.all_reduce(seconds)  # the sum over the processes: W times their mean
             if repeat > 0:  # The first turn warms up.
-                seconds[variant].append(took.item() / args.world_size)
-    if rank == 0:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(device) / 2**20
-        (folder / "result.json").write_text(json.dumps([seconds, round(peak)]))
-
-
-def make_row(args, seconds, peak):
-    """Returns the row of the table for one number of processes and one batch size."""
-    images = args.world_size * args.images
-    speed = {name: images / statistics.median(turns) for name, turns in seconds.items()}
-    row = {"data": args.dataset, "batch": args.batch_size, "processes": args.world_size}
-    row |= {name: round(value) for name, value in speed.items()}
-    for pair in ("ours/bare", "ddp/ours", "ddp/textbook"):
-        above, below = pair.split("/")
-        if above in speed and below in speed:
-            row[pair] = f"{speed[above] / speed[below]:.3f}"
-    if "ddp" in speed:
-        row["ms/step"] = f"{1000 * args.world_size * args.batch_size / speed['ddp']:.1f}"
-    return row | {"MiB": peak}
+                speeds[variant].append(args.images * dist.get_world_size() ** 2 / seconds.item())
+    medians = {variant: statistics.median(turns) for variant, turns in speeds.items()}
+    row = {"data": args.dataset, "batch": args.batch_size, "processes": dist.get_world_size()}
+    row |= {variant: round(speed) for variant, speed in medians.items()}
+    return row | {"ddp/ours": f"{medians['ddp'] / medians['ours']:.2f}"}
 
 
 def parse_args():
-    """Returns the command line's options; exits with one line when a value cannot be used."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--dataset", choices=SHAPES, default="mnist", help="default: mnist")
     add("--batch-size", nargs="+", type=int, default=[64, 256], help="default: 64 256")
-    add("--world-size", nargs="+", type=int, help="default: 1 2, with one GPU 1")
-    add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
     add("--images", type=int, default=5120, help="of a turn, in each process; default: 5120")
     add("--repeats", type=int, default=5, help="turns of each variant; default: 5")
-    args = parser.parse_args()
-    gpus = torch.cuda.device_count()
-    args.world_size = args.world_size or ([1] if gpus == 1 else [1, 2])
-    if min(*args.batch_size, *args.world_size, args.images, args.repeats) < 1:
-        parser.error("sizes, images and repeats must be above 0")
-    if gpus and max(args.world_size) > gpus:
-        parser.error(f"--world-size: {gpus} GPUs here")
-    return args
+    return parser.parse_args()
 
 
 def main():
     args = parse_args()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     rows = []
-    for batch_size, world_size in itertools.product(args.batch_size, args.world_size):
-        setting = vars(args) | {"batch_size": batch_size, "world_size": world_size}
+    for batch_size in args.batch_size:
         # train_one_epoch reads lr, epochs and amp; the rate stays near its peak.
-        setting = argparse.Namespace(**setting, lr=0.01, epochs=5, amp=False)
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(worker, (setting, Path(folder)), nprocs=world_size)
-            rows.append(make_row(setting, *json.loads(Path(folder, "result.json").read_text())))
-    print(f"{common.describe_machine()}, {args.images} images a turn, {args.repeats} turns\n")
-    common.print_table(rows)
+        setting = vars(args) | {"batch_size": batch_size, "lr": 0.01, "epochs": 5, "amp": False}
+        rows.append(measure(argparse.Namespace(**setting), device))
+    if dist.get_rank() == 0:
+        print(f"{common.describe_machine()}, {args.images} images a turn, {args.repeats} turns\n")
+        common.print_table(rows)
+    dist.destroy_process_group()  # measure() has returned, and the DDP models are gone.
 
 
 if __name__ == "__main__":
