@@ -119,6 +119,21 @@ def test_killed_and_resumed_from_a_checkpoint_of_snsc(launch, tmp_path, name):
 
 
 @pytest.mark.slow
+def test_memory_is_what_the_formula_says(launch):
+    """The page's command in small."""
+    (command,) = page_commands(PAGE, "What it saves, and what it costs")
+    small = f"{command} --steps 1 --repeats 1 --batch-size 2"
+    run = launch([["bash", "-c", small]]).succeeded(240)
+    for version in ("DDP", *PATCHED):
+        (row,) = re.findall(rf"^{version} .*$", run.out, re.MULTILINE)
+        numbers = re.findall(r"\d[\d.]*", row.replace(version, ""))
+        weights, gradients, state, total, formula, *_, sent = map(float, numbers)
+        assert total == pytest.approx(weights + gradients + state, abs=0.2)
+        assert total == pytest.approx(formula, rel=0.05), run.story()
+        assert sent > 40, run.story()  # 45 MB of weights, at least once
+
+
+@pytest.mark.slow
 def test_model_that_fits_with_fsdp2_only(launch):
     """DDP runs out of the allowance, and FSDP2 trains within it and prints the page's lines."""
     title = "A model that does not fit"
