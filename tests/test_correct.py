@@ -46,7 +46,7 @@ def watch(world_size, seed, test_images, folder):
 
 
 # World size, seed, test images: a test set that the ranks divide unequally, one with too few.
-RUNS = ((1, 0, 31), (2, 0, 31), (3, 0, 31), (3, 1, 2))
+RUNS = ((1, 0, 31), (2, 0, 31), (3, 1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +106,13 @@ def test_every_image_is_trained_on_once(watched, run):
 
 
 def test_order_depends_on_seed_and_epoch_alone(watched):
-    orders = {
-        run: [global_order(ranks)[:TRAIN] for ranks in watched[run].epochs] for run in RUNS[1:]
-    }
-    two, three, other_seed = orders.values()
-    assert two == three
-    # DistributedSampler adds the epoch to its seed: seed 1 begins with seed 0's second order.
-    assert other_seed[0] == two[1]
-    assert len({tuple(order) for order in (*two, other_seed[1], list(range(TRAIN)))}) == 4
+    two, three = (
+        [global_order(ranks)[:TRAIN] for ranks in watched[run].epochs] for run in RUNS[1:]
+    )
+    # DistributedSampler adds the epoch to its seed: seed 1 begins with seed 0's second order, also
+    # for another number of ranks.
+    assert three[0] == two[1]
+    assert len({tuple(order) for order in (*two, three[1], list(range(TRAIN)))}) == 4
     first, second = (global_order(ranks) for ranks in watched[RUNS[0]].epochs)
     assert first != second
 

@@ -27,20 +27,13 @@ def test_one_process(launch, script):
     assert len(run.out.splitlines()) == 2, run.story()
 
 
-def check_ddp(run, processes):
+def check_ddp(run):
     """One [init] line per rank, and one epoch line, which rank 0 prints."""
-    ranks = [(rank, processes, rank, "cpu", "gloo") for rank in range(processes)]
-    assert run.inits() == ranks, run.story()
+    assert run.inits() == [(0, 2, 0, "cpu", "gloo"), (1, 2, 1, "cpu", "gloo")], run.story()
     check_epoch(run)
-    assert len(run.out.splitlines()) == processes + 1, run.story()
+    assert len(run.out.splitlines()) == 2 + 1, run.story()
     for rank in range(1, len(run.outputs)):  # tcp: one output per rank
         assert run.out_of(rank).count("\n") == 1, f"rank {rank} printed\n{run.out_of(rank)}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", (1, 3))
-def test_one_process_and_three(launch, processes):
-    check_ddp(launch("mnmc_ddp_env.py", processes, *ONE_EPOCH).succeeded(), processes)
 
 
 def two_processes(script):
@@ -61,7 +54,7 @@ def test_docstring_commands_for_two_processes_print_the_same_numbers(launch):
     """The four scripts differ in their start, not in the numbers that they print."""
     runs = [launch(two_processes(script)).succeeded() for script in DDP]
     for run in runs:
-        check_ddp(run, 2)
+        check_ddp(run)
         assert run.metrics() == runs[0].metrics(), runs[0].story() + run.story()
 
 
