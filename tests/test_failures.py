@@ -173,6 +173,7 @@ def test_rank_that_never_comes_is_told_by_the_last_line(launch):
             assert says(message, run.last_line()), run.story()
 
 
+@pytest.mark.slow
 def test_failed_save_ends_all_ranks_and_keeps_the_old_checkpoint(launch, tmp_path):
     """Rank 0 alone writes. Its temporary file cannot be made, because a folder has that name."""
     path = tmp_path / "last.pt"

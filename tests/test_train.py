@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from launch import DDP, PLAIN, docstring_commands, free_port
+from launch import DDP, PLAIN, docstring_commands, free_port, run_forked
 
 ONE_EPOCH = ("--dataset", "synthetic", "--epochs", "1")
 TEST_IMAGES = 2000
@@ -66,9 +66,12 @@ def test_amp_on_cpu_learns_as_well_as_fp32(launch):
     assert abs(amp.epochs()[0]["test"] - fp32.epochs()[0]["test"]) < 1, amp.story()
 
 
-def test_finished_run_has_nothing_left_to_do(launch, tmp_path):
-    options = (*ONE_EPOCH, "--checkpoint", tmp_path / "last.pt")
-    assert len(launch("snsc.py", 1, *options).succeeded().epochs()) == 1
-    again = launch("mnmc_ddp_env.py", 2, *options).succeeded()  # another script, another world size
-    assert again.epochs() == []
-    assert again.out.splitlines()[2:] == [f"resumed {tmp_path}/last.pt after epoch 1/1"]
+def test_finished_run_has_nothing_left_to_do(tmp_path):
+    """Also when another script goes on from its checkpoint."""
+    options = [*ONE_EPOCH, "--batch-size", "500", "--checkpoint", tmp_path / "last.pt"]
+    code, out, err = run_forked("snsc.py", options, tmp_path / "first")
+    assert code == 0 and "epoch 1/1" in out, err
+    options += ["--init-method", f"file://{tmp_path}/meet"]
+    code, out, err = run_forked("mnmc_ddp_tcp.py", options, tmp_path / "second")
+    assert code == 0, err
+    assert out.splitlines()[1:] == [f"resumed {tmp_path}/last.pt after epoch 1/1"]
