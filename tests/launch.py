@@ -18,7 +18,6 @@ from unittest import mock
 
 import psutil
 import pytest
-from messages import pattern
 
 REPO = Path(__file__).resolve().parents[1]
 # A list, because a reader's own files may lie beside the scripts.
@@ -47,11 +46,6 @@ TORCHRUN_SAYS = re.compile(
     r"(?:E\d{4} .*/elastic/agent/server/api\.py:\d+\].*\n?)*",
     re.MULTILINE,
 )
-
-
-def gave_up(message):
-    """A pattern for gloo's time-out after the milliseconds in this message."""
-    return re.compile(pattern("rank stalled", re.search(r"\d+", message)[0]))
 
 
 def without_gloo_lines(text):

@@ -5,9 +5,10 @@ import shlex
 import shutil
 import subprocess
 
+import messages
 import pytest
 import update_pages
-from launch import REPO, Launch, free_port, gave_up, page_commands
+from launch import REPO, Launch, free_port, page_commands
 
 PAGE = "docs/break_it.md"
 BLOCKS = update_pages.read_blocks((REPO / PAGE).read_text())
@@ -16,7 +17,7 @@ BLOCKS = update_pages.read_blocks((REPO / PAGE).read_text())
 def pattern(line):
     """A regular expression for a shown line, in which numbers may be others."""
     if "Timed out waiting 5000ms" in line:
-        return gave_up("Timed out waiting 5000ms").pattern
+        return messages.pattern("rank stalled", 5000)
     number = r"-?\d[\d.]*"
     return number.join(map(re.escape, re.split(number, line.removeprefix("… ").strip())))
 
