@@ -96,13 +96,13 @@ def test_checkpoint_holds_model_optimizer_and_epoch(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
-    """SIGKILL at 40 random moments after its first save, of a process that does nothing else."""
+    """SIGKILL at 20 random moments after its first save, of a process that does nothing else."""
     path = tmp_path / "last.pt"
     model, optimizer = parts()
     snsc.save_checkpoint(path, model, optimizer, 0)
     moments, epochs = random.Random(0), [0]
     started = time.monotonic()
-    for _ in range(40):
+    for _ in range(20):
         before = path.stat().st_mtime_ns
         child = os.fork()
         if child == 0:
@@ -131,59 +131,26 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A checkpoint that a test spoils: its path, and the parts that it was made of."""
-    model, optimizer = parts()
-    snsc.save_checkpoint(tmp_path / "last.pt", model, optimizer, 1)
-    return tmp_path / "last.pt", model, optimizer
-
-
-def spoil(kind, path):
-    """Makes a checkpoint of some kind that nothing can resume from; path has a good one."""
-    whole = path.read_bytes()
-    content, payload = torch.load(path, weights_only=True), Payload(path.parent / "ran")
-    if kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "truncated":
-        path.write_bytes(whole[: len(whole) // 2])
-    elif kind == "a byte changed":
-        at = whole.index(b"epoch")  # in the pickled part; among the weights nobody would notice
-        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
-    elif kind == "a folder":
-        path.unlink()
-        path.mkdir()
-    elif kind == "code in torch's format":
-        torch.save(content | {"epoch": payload}, path)
-    elif kind == "code in pickle's format":
-        path.write_bytes(pickle.dumps(payload, protocol=2))
-
-
-UNREADABLE = (
-    "empty",
-    "truncated",
-    "a byte changed",
-    "a folder",
-    "code in torch's format",
-    "code in pickle's format",
-)
-
-
-@pytest.mark.parametrize("kind", UNREADABLE)
-def test_file_that_is_no_checkpoint_is_refused_by_its_name(checkpoint, kind):
+@pytest.mark.parametrize("kind", ("a half", "code in torch's format", "code in pickle's format"))
+def test_file_that_is_no_checkpoint_is_refused_by_its_name(tmp_path, kind):
     """No code in it runs, and the last line does not repeat torch's advice to allow that."""
-    path, model, optimizer = checkpoint
-    spoil(kind, path)
+    path, (model, optimizer) = tmp_path / "last.pt", parts()
+    snsc.save_checkpoint(path, model, optimizer, 1)
+    if kind == "a half":
+        os.truncate(path, path.stat().st_size // 2)
+    elif kind == "code in torch's format":
+        torch.save(torch.load(path) | {"epoch": Payload(tmp_path / "ran")}, path)
+    else:
+        path.write_bytes(pickle.dumps(Payload(tmp_path / "ran"), protocol=2))
     with pytest.raises(RuntimeError, match=rf"last.pt {pattern('no checkpoint')}$"):
         snsc.load_checkpoint(path, model, optimizer)
-    assert not (path.parent / "ran").exists()
+    assert not (tmp_path / "ran").exists()
 
 
-def test_checkpoint_of_another_model_is_refused_and_kept(checkpoint):
+def test_checkpoint_of_another_model_is_refused_and_kept(tmp_path):
     """By torch's own message, whose last line names what does not fit."""
-    path, model, optimizer = checkpoint
-    state = torch.load(path, weights_only=True) | {"model": torch.nn.Linear(2, 2).state_dict()}
-    torch.save(state, path)
+    path, (model, optimizer) = tmp_path / "last.pt", parts()
+    snsc.save_checkpoint(path, torch.nn.Linear(2, 2), optimizer, 1)
     foreign = path.read_bytes()
     with pytest.raises(RuntimeError) as error:
         snsc.load_checkpoint(path, model, optimizer)
