@@ -103,6 +103,7 @@ def test_one_machine_listens_as_the_page_says(tmp_path, name, way):
         assert describe(find_listening(run, enter(hosts))) == shown[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs the package iproute2")
 def test_on_one_machine_nothing_listens_beyond_loopback(launch, tmp_path):
     """With gloo, by the lines of the page. Nobody else can read what is saved."""

@@ -228,7 +228,8 @@ def test_rank_waits_for_a_call_that_the_other_does_not_make(tmp_path, name):
     assert says("rank stalled", err, 10000) == (1 in expected), err
 
 
-@pytest.mark.parametrize("messages", quick_for(LAUNCHES, KILLED), ids=lambda messages: messages[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("messages", LAUNCHES, ids=lambda messages: messages[0])
 def test_launch_says_its_messages(launch, tmp_path, messages):
     if "Cuda" in messages[0] and torch.cuda.is_available():
         pytest.skip("there is a GPU to find")
