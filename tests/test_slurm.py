@@ -77,20 +77,6 @@ def test_no_controller_and_in_a_container_no_scontrol_is_needed(tmp_path, monkey
     assert read_slurm(monkeypatch, task, PATH=tmp_path, MASTER_ADDR="n0")[3] == "n0"
 
 
-def test_shell_of_salloc_is_a_step_of_one_task(cluster, tmp_path, monkeypatch):
-    """There SLURM_NTASKS is that of the allocation: a script that waits for so many waits long."""
-    shell = tmp_path / "shell"
-    shell.write_text(f"#!/usr/bin/env python3\n{PRINT_TASK}")
-    shell.chmod(0o755)
-    # Where clusters have use_interactive_step, salloc starts $SHELL as a step on the first node.
-    env = cluster.env | {"SHELL": str(shell)}
-    with Launch([["salloc", "--nodes", 2, "--ntasks", 4]], tmp_path / "output", env=env) as run:
-        (task,) = read_tasks(run.succeeded().out)
-    assert task["SLURM_NTASKS"] == "4"
-    conf = cluster.env["SLURM_CONF"]
-    assert read_slurm(monkeypatch, task, SLURM_CONF=conf)[:3] == ["0", "0", "1"]
-
-
 # local_slurm.sh.
 
 

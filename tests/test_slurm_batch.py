@@ -14,12 +14,13 @@ FOUR = [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
 
 
 def test_settings_reach_srun_and_the_tasks(cluster, tmp_path):
-    """SETUP is sourced as module and conda want it, and may set the other settings."""
+    """SETUP is sourced as module and conda want it, and may set other settings and options."""
     (tmp_path / "modules.sh").write_text(
         'module() { if [ -n "$PS1" ]; then echo interactive; fi; false; }\n'
-        'module load pytorch\nSRUN_OPTIONS="--label"\n'
+        'module load pytorch\nSRUN_OPTIONS="--label"\nset -- "$@" --data-root "$TMPDIR"\n'
     )
     env = {"SETUP": "../modules.sh", "HOST_SUFFIX": "i", "MASTER_ADDR": "", "OMP_NUM_THREADS": ""}
+    env["TMPDIR"] = "/tmp"
     given = {"before": ("--cpus-per-task", "2", *GPUS), "env": env, "script": PRINT_TASK}
     job = BatchJob(cluster, tmp_path / "repository", "-e", "5", **given).succeeded()
     lines = job.out.splitlines()
@@ -29,7 +30,8 @@ def test_settings_reach_srun_and_the_tasks(cluster, tmp_path):
         assert task["MASTER_ADDR"] == "n0i"
         assert task["SLURM_CPUS_PER_TASK"] == task["OMP_NUM_THREADS"] == "2"
         assert task["CUDA_VISIBLE_DEVICES"] == "0,1"
-        assert task["options"] == f"--checkpoint,checkpoints/{job.number}/last.pt,-e,5"
+        path = f"checkpoints/{job.number}/last.pt"
+        assert task["options"] == f"--checkpoint,{path},-e,5,--data-root,/tmp"
 
 
 def test_setup_file_that_is_missing_ends_the_job(cluster, tmp_path):
@@ -46,26 +48,6 @@ def test_export_of_setup_alone_leaves_the_tasks_their_path(cluster, tmp_path):
     before = ("--export", f"SETUP={setup}", *GPUS)
     job = BatchJob(cluster, tmp_path / "repository", before=before, script=PRINT_TASK).succeeded()
     assert len(read_tasks(job.out)) == 4, job.story()
-
-
-def test_data_are_copied_to_each_node_and_output_is_split(cluster, tmp_path):
-    """The page's lines for node-local scratch, and a file for each task."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch.sh").write_text(
-        f"export TMPDIR={tmp_path}/scratch\n"
-        'srun --ntasks "$SLURM_NNODES" --ntasks-per-node 1 '
-        "bash -c 'cp -r ../data \"$TMPDIR/$SLURMD_NODENAME\"'\n"
-        'set -- "$@" --data-root "$TMPDIR"\n'
-        'SRUN_OPTIONS="--output=task-%t.txt"\n'
-    )
-    folder, env = tmp_path / "repository", {"SETUP": "../scratch.sh"}
-    BatchJob(cluster, folder, before=GPUS, env=env, script=PRINT_TASK).succeeded()
-    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["n0", "n1"]
-    for rank in range(4):
-        (task,) = read_tasks((folder / f"task-{rank}.txt").read_text())
-        assert task["SLURM_PROCID"] == str(rank)
-        assert task["options"].endswith(f",--data-root,{tmp_path}/scratch")
 
 
 def test_heterogeneous_job_is_one_step(cluster, tmp_path):
