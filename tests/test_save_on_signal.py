@@ -71,7 +71,7 @@ def test_requeued_job_resumes_in_mid_epoch(tmp_path):
     script = patches.write_patched(["save_on_signal"], tmp_path)
     cluster = Cluster(NODES="1", CPUS="4")
     job_options = {"before": ("--nodes", "1"), "env": {"SETUP": str(setup), "SCRIPT": str(script)}}
-    options = ("--dataset", "synthetic", "-e", "3", "-b", "16")
+    options = ("--dataset", "synthetic", "-e", "2", "-b", "16")
     try:
         with BatchJob(cluster, tmp_path / "whole", *options, **job_options) as job:
             job.succeeded(240)
@@ -87,7 +87,7 @@ def test_requeued_job_resumes_in_mid_epoch(tmp_path):
                 job.start_again()
                 job.succeeded(240)
                 step, epoch = SAVED.search(job.out).groups()
-                assert f"after epoch {int(epoch) - 1}/3 and step {step}\n" in job.out
+                assert f"after epoch {int(epoch) - 1}/2 and step {step}\n" in job.out
                 assert read_metrics(job.out) == expected, job.out
                 check_equal(job.folder / "checkpoints" / job.number / "last.pt", whole)
     finally:
