@@ -100,10 +100,10 @@ def test_killed_and_resumed_from_a_checkpoint_of_ddp(launch, tmp_path, name):
     All that its checkpoint holds is that of DDP, to the bit.
     """
     options = ("--dataset", "synthetic", "-b", "500", "-e", 3, "--checkpoint")
-    paths = {}
+    first, paths = tmp_path / "first.pt", {}
+    snsc.save_checkpoint(first, *parts(), 1)
     for version in (f"DDP for {name}", name):
-        paths[version] = tmp_path / f"{version}.pt"
-        snsc.save_checkpoint(paths[version], *parts(), 1)
+        paths[version] = shutil.copy(first, tmp_path / f"{version}.pt")
         command = ["torchrun", "--standalone", "--nproc-per-node", 2]
         command += [make_script(version, tmp_path / "scripts"), *options, paths[version]]
         run = launch([command])
