@@ -80,12 +80,3 @@ def pytest_runtest_makereport(item, call):
         report.outcome = "failed"
         report.longrepr = f"with CI=true this test must not be skipped: {report.longrepr}"
     return report
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Prints what tests have to say beside pass or fail: record_property("says", text)."""
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for name, text in getattr(report, "user_properties", ()):
-                if name == "says" and report.when == "call":
-                    terminalreporter.write_line(text)

@@ -18,7 +18,6 @@ from unittest import mock
 
 import psutil
 import pytest
-from messages import pattern
 
 REPO = Path(__file__).resolve().parents[1]
 # A list, because a reader's own files may lie beside the scripts.
@@ -47,11 +46,6 @@ TORCHRUN_SAYS = re.compile(
     r"(?:E\d{4} .*/elastic/agent/server/api\.py:\d+\].*\n?)*",
     re.MULTILINE,
 )
-
-
-def gave_up(message):
-    """A pattern for gloo's time-out after the milliseconds in this message."""
-    return re.compile(pattern("rank stalled", re.search(r"\d+", message)[0]))
 
 
 def without_gloo_lines(text):
@@ -208,9 +202,7 @@ class Launch:
         )
 
     def epochs(self):
-        """The epoch lines as dictionaries of numbers."""
-        lines = [match.groupdict() for match in EPOCH.finditer(self.out)]
-        return [{key: float(value) for key, value in line.items()} for line in lines]
+        return read_epochs(self.out)
 
     def metrics(self):
         """What of the epoch lines does not depend on the machine's speed."""
@@ -246,6 +238,12 @@ def commands_for(script, processes, *options):
         address = ["--init-method", MEETING_POINT]
         return [["python", path, "--nproc-per-node", processes, *address, *options]]
     return [["torchrun", "--standalone", "--nproc-per-node", processes, path, *options]]
+
+
+def read_epochs(text):
+    """The epoch lines as dictionaries of numbers."""
+    lines = [match.groupdict() for match in EPOCH.finditer(text)]
+    return [{key: float(value) for key, value in line.items()} for line in lines]
 
 
 def docstring_commands(script):
@@ -312,14 +310,14 @@ def run_forked(script, arguments, folder, seconds=20):
     return code, (folder / "out").read_text(), (folder / "err").read_text()
 
 
-def run_forked_ranks(path, processes, port, folder, seconds=60):
+def run_forked_ranks(path, processes, port, folder, seconds=60, arguments=()):
     """Runs a file as torchrun would, with 0 processes as python; returns (statuses, out, err)."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     ranks = [shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(r)) for r in range(processes)]
     folders = [folder / str(rank) for rank in range(processes or 1)]
     started = [
-        start_forked(path, [], f, env) for f, env in zip(folders, ranks or [{}], strict=True)
+        start_forked(path, arguments, f, env) for f, env in zip(folders, ranks or [{}], strict=True)
     ]
     codes = end_forked(started, seconds)
     out, err = ("".join((f / name).read_text() for f in folders) for name in ("out", "err"))

@@ -217,13 +217,6 @@ def test_folder_of_images(launch, tmp_path):
 # Pages, links, lists
 
 
-def test_readme_is_a_front_door():
-    """One screen or a few, and nothing that a reader would have to fill in."""
-    text = TEXTS[update_pages.README]
-    assert len(text.splitlines()) <= 260 and len(text.split()) <= 2000
-    assert not re.search(r"\b(OWNER|REPOSITORY|ADDRESS)\b", text)
-
-
 @pytest.mark.parametrize("page", update_pages.PAGES[1:], ids=lambda page: page.name)
 def test_every_page_can_be_found(page):
     """From the README, the course, the index or another page, if it does more than lead on."""

@@ -7,6 +7,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from launch import quick_for
 from messages import says
 from tiny_data import write_mnist
 
@@ -60,12 +61,21 @@ def mirror(tmp_path):
         server.shutdown()
 
 
-def test_one_process_downloads_and_all_train(launch, tmp_path, mirror):
-    """Three ranks with one empty folder ask for each of the four files once."""
-    options = ("--data-root", tmp_path / "data", *OPTIONS)
-    run = launch("mnmc_ddp_mp.py", 3, *options, env=mirror.settings(tmp_path / "site"))
-    assert run.succeeded().epochs()[0]["count"] == 11, run.story()
-    assert dict(mirror.asked) == dict.fromkeys(mirror.files, 1)
+@pytest.mark.parametrize("shared", quick_for((False, True), False))
+def test_each_folder_is_downloaded_into_once(launch, tmp_path, mirror, shared):
+    """By the first process of each node, or by rank 0 where the nodes share a folder.
+
+    Two nodes with one and two processes, with the --local-rank that the page gives them.
+    """
+    address = ["--init-method", f"file://{tmp_path}/rendezvous", "--world-size", 3]
+    commands = []
+    for rank, (node, local_rank) in enumerate(((0, 0), (1, 0), (1, 1))):
+        folder = ["--data-root", tmp_path / ("data" if shared else f"node {node}")]
+        numbers = ["--rank", rank, "--local-rank", local_rank]
+        commands.append(["python", "mnmc_ddp_tcp.py", *address, *numbers, *folder, *OPTIONS])
+    run = launch(commands, env=mirror.settings(tmp_path / "site")).succeeded()
+    assert run.epochs()[0]["count"] == 11, run.story()
+    assert dict(mirror.asked) == dict.fromkeys(mirror.files, 1 if shared else 2)
 
 
 @pytest.mark.slow
@@ -81,17 +91,3 @@ def test_download_cut_off_half_way_is_not_taken_for_data(launch, tmp_path, mirro
     mirror.breaks_off = False
     run = launch("mnmc_ddp_tcp.py", 2, *options, env=env).succeeded()
     assert run.epochs()[0]["count"] == 11, run.story()
-
-
-def test_each_node_downloads_once_into_a_folder_of_its_own(launch, tmp_path, mirror):
-    """Two nodes of two processes, with the --local-rank that the page gives them."""
-    env = mirror.settings(tmp_path / "site")
-    address = ["--init-method", f"file://{tmp_path}/rendezvous", "--world-size", 4]
-    commands = []
-    for rank in range(4):
-        folder = ["--data-root", tmp_path / f"node {rank // 2}"]
-        numbers = ["--rank", rank, "--local-rank", rank % 2]
-        commands.append(["python", "mnmc_ddp_tcp.py", *address, *numbers, *folder, *OPTIONS])
-    run = launch(commands, env=env).succeeded()
-    assert run.epochs()[0]["count"] == 11, run.story()
-    assert dict(mirror.asked) == dict.fromkeys(mirror.files, 2)

@@ -34,6 +34,17 @@ def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
     assert len(seen) == calls
 
 
+@pytest.mark.parametrize("channels", (1, 3))
+def test_images_are_channels_last(channels):
+    """Also those of one channel, which is more than torch asks of them.
+
+    On a GPU a convolution gives the gradient of its weight the layout that its input suggests, and
+    DDP warns where the weight has another one (pytorch issue 197517): see test_gpu.py.
+    """
+    images = snsc.normalize(torch.zeros(2, channels, 28, 28, dtype=torch.uint8))
+    assert images.stride() == (28 * 28 * channels, 1, 28 * channels, channels)
+
+
 def test_data_parallel_trains_the_wrapped_model(monkeypatch):
     """On a CPU the wrapper changes no number, so nothing that is printed shows it."""
     args = SimpleNamespace(dataset="synthetic", data_root=None, batch_size=64, lr=0.1, seed=0)
@@ -43,6 +54,8 @@ def test_data_parallel_trains_the_wrapped_model(monkeypatch):
     )
     snmc_dp.train(args, torch.device("cpu"))
     assert isinstance(trained[0], torch.nn.DataParallel)
+    weights = [weight for weight in trained[0].parameters() if weight.dim() == 4]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
 def test_synthetic_images_are_the_same_everywhere():

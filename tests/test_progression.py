@@ -45,24 +45,13 @@ def pieces(script):
 
 
 @pytest.mark.parametrize(("a", "b", "budget", "changed", "added", "removed"), STEPS)
-def test_step(a, b, budget, changed, added, removed, record_property):
+def test_step(a, b, budget, changed, added, removed):
     before, after = pieces(a), pieces(b)
     common = before.keys() & after.keys()
     assert {name for name in common if before[name] != after[name]} == set(changed.split())
     assert after.keys() - before.keys() == set(added.split())
     assert before.keys() - after.keys() == set(removed.split())
-    count = changed_statements(*((REPO / script).read_text() for script in (a, b)))
-    record_property("says", f"{a} -> {b}: {count} statements change, {budget} allowed")
-    assert count <= budget
-
-
-def test_statements_are_counted_and_not_lines():
-    """A keyword on a line of its own costs nothing; a condition, a call and an argument do."""
-    before = "def f(x):\n    g(x)\n"
-    assert changed_statements(before, "def f(x):\n    # why\n    g(\n        x\n    )\n") == 0
-    assert changed_statements(before, "import os\ndef f(x):\n    'doc'\n    g(x)\n") == 0
-    assert changed_statements(before, "def f(x):\n    g(x, 1)\n") == 2
-    assert changed_statements(before, "def f(x):\n    if x:\n        g(x)\n") == 3
+    assert changed_statements(*((REPO / script).read_text() for script in (a, b))) <= budget
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -83,12 +72,8 @@ def test_eight_marks_stand_in_every_ddp_script(script):
 
 
 def test_no_script_imports_another():
+    """Each works where it is copied to."""
+    names = "|".join(script.removesuffix(".py") for script in SCRIPTS)
     for script in SCRIPTS:
-        tree = ast.parse((REPO / script).read_text())
-        names = {
-            (node.module if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-            for alias in node.names
-        }
-        assert not {f"{name}.py" for name in names} & {path.name for path in REPO.iterdir()}
+        line = rf"^ *(?:from|import) (?:{names})\b(?!\.py)"
+        assert not re.search(line, (REPO / script).read_text(), re.MULTILINE), script

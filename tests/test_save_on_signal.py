@@ -37,8 +37,7 @@ def start(folder, checkpoint, processes=2):
     return Launch([[*argv, "--dataset", "synthetic", "--checkpoint", checkpoint]], folder / "out")
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, number):
+def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
     """Augmented images, and the metrics of the epoch that was cut, are those of a whole run."""
     whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
     with start(tmp_path, whole) as run:
@@ -46,7 +45,7 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, number):
         assert len(expected) == 2, run.story()
     with start(tmp_path, cut) as run:
         run.wait_for(lambda: cut.exists(), 90, "the first epoch")
-        os.kill(run.pid_of(1), number)
+        os.kill(run.pid_of(1), signal.SIGUSR1)
         metrics = read_metrics(run.succeeded(250).out)
         step, epoch = map(int, SAVED.search(run.out).groups())
         saved = torch.load(cut, weights_only=True)
@@ -61,32 +60,35 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, number):
     check_equal(cut, whole)
 
 
-@pytest.mark.parametrize("way", ["the batch file's signal", "scontrol requeue"])
-def test_requeued_job_resumes_in_mid_epoch(tmp_path, way):
-    """On a real Slurm, with the lines that the page gives for a SETUP file."""
+def test_requeued_job_resumes_in_mid_epoch(tmp_path):
+    """On a real Slurm, with the lines that the page gives for a SETUP file.
+
+    After the batch file's signal, which is USR1, and after that of `scontrol requeue`, SIGTERM.
+    """
     page = (REPO / "docs" / "slurm.md").read_text()
-    setup, whole, cut = (tmp_path / name for name in ("requeue.sh", "whole", "cut"))
+    setup = tmp_path / "requeue.sh"
     setup.write_text(re.search(r">requeue.sh <<'END'\n(.*?)END\n", page, re.DOTALL)[1])
     script = patches.write_patched(["save_on_signal"], tmp_path)
     cluster = Cluster(NODES="1", CPUS="4")
     job_options = {"before": ("--nodes", "1"), "env": {"SETUP": str(setup), "SCRIPT": str(script)}}
-    options = ("--dataset", "synthetic", "-e", "3", "-b", "16")
+    options = ("--dataset", "synthetic", "-e", "2", "-b", "16")
     try:
-        with BatchJob(cluster, whole, *options, **job_options) as job:
+        with BatchJob(cluster, tmp_path / "whole", *options, **job_options) as job:
             job.succeeded(240)
-            expected, finished = read_metrics(job.out), job.number
-        with BatchJob(cluster, cut, *options, **job_options) as job:
-            job.wait_for(lambda: read_metrics(job.out), 120, "the first epoch")
-            if way == "scontrol requeue":
-                cluster.ask("scontrol", "requeue", job.number)
-            else:
-                job.signal()
-            job.start_again()
-            job.succeeded(240)
-            step, epoch = SAVED.search(job.out).groups()
-            assert f"after epoch {int(epoch) - 1}/3 and step {step}\n" in job.out
-            assert read_metrics(job.out) == expected, job.out
-            files = [folder / "checkpoints" for folder in (cut, whole)]
-            check_equal(files[0] / job.number / "last.pt", files[1] / finished / "last.pt")
+            expected = read_metrics(job.out)
+            whole = job.folder / "checkpoints" / job.number / "last.pt"
+        for way in ("signal", "requeue"):
+            with BatchJob(cluster, tmp_path / way, *options, **job_options) as job:
+                job.wait_for(lambda job=job: read_metrics(job.out), 120, "the first epoch")
+                if way == "requeue":
+                    cluster.ask("scontrol", "requeue", job.number)
+                else:
+                    job.signal()
+                job.start_again()
+                job.succeeded(240)
+                step, epoch = SAVED.search(job.out).groups()
+                assert f"after epoch {int(epoch) - 1}/2 and step {step}\n" in job.out
+                assert read_metrics(job.out) == expected, job.out
+                check_equal(job.folder / "checkpoints" / job.number / "last.pt", whole)
     finally:
         cluster.stop()

