@@ -34,17 +34,6 @@ def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
     assert len(seen) == calls
 
 
-@pytest.mark.parametrize("channels", (1, 3))
-def test_images_are_channels_last(channels):
-    """Also those of one channel, which is more than torch asks of them.
-
-    On a GPU a convolution gives the gradient of its weight the layout that its input suggests, and
-    DDP warns where the weight has another one (pytorch issue 197517): see test_gpu.py.
-    """
-    images = snsc.normalize(torch.zeros(2, channels, 28, 28, dtype=torch.uint8))
-    assert images.stride() == (28 * 28 * channels, 1, 28 * channels, channels)
-
-
 def test_data_parallel_trains_the_wrapped_model(monkeypatch):
     """On a CPU the wrapper changes no number, so nothing that is printed shows it."""
     args = SimpleNamespace(dataset="synthetic", data_root=None, batch_size=64, lr=0.1, seed=0)
