@@ -170,8 +170,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is stronger than the template (pixels go from 0 to 255, and
-        # its standard deviation is 350), because with little noise the task is too easy.
+        # template plus noise. The noise is strong, because otherwise the task is too easy: its
+        # standard deviation is 350, where pixels go from 0 to 255.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
