@@ -18,8 +18,8 @@ Eight things turn a training script into this one. Comments such as "# 6" mark t
 Comments with "Easily forgotten" mark four more places.
 
 The rule: in a collective call, such as barrier() or all_reduce(), the ranks wait for one another.
-So all make the same ones in the same order. Those in DDP's constructor, forward and backward count,
-too (mark 5). If a rank leaves one out, the others wait until --timeout, and fail.
+So all make the same ones in the same order. DDP makes such calls, too, in its constructor, forward
+and backward (mark 5). If a rank leaves one out, the others wait until --timeout, and fail.
 
 What changes from mnmc_ddp_env.py: there is no launcher. The script is started once on each node and
 spawns a worker for each GPU. A worker computes its rank from the number of its node, so all nodes
@@ -112,8 +112,9 @@ def setup_distributed(args, local_rank):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads into a folder, because two would write the same files. load_split()
-    # downloads only what is not there yet.
+    # 3 One process downloads into a folder, because two would write the same files. Nodes can share
+    # a folder, or have one each. load_split() downloads what is not there yet. Its result is used
+    # below, where all ranks load.
     if rank == 0:  # for all nodes that share this folder
         load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
     dist.barrier()  # waits for all ranks
@@ -129,8 +130,8 @@ def train(args, local_rank, device):
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
-    # tests images r, r + world_size, and so on. Some ranks can have a batch more. That is allowed,
-    # because testing a batch is no collective call.
+    # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks can have a
+    # batch more. That is allowed, because testing a batch is no collective call.
     test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
@@ -138,8 +139,8 @@ def train(args, local_rank, device):
     if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients of all ranks. BatchNorm's running statistics do not stay equal: each
-    # forward first copies those of rank 0 to all ranks, and then each rank updates its own.
+    # averages the gradients of all ranks. Each forward first copies BatchNorm's running statistics
+    # from rank 0 to all ranks, and then each rank updates its own. So these do not stay equal.
     ddp_model = DistributedDataParallel(model)
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
     # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
@@ -153,8 +154,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # The augmentation follows from this seed, also in a resumed run. No other rank or epoch has
-        # it. Easily forgotten: without + rank, all ranks would use the same random numbers.
+        # Each rank and epoch has another seed for the augmentation, also in a resumed run. Easily
+        # forgotten: without + rank, all ranks would use the same random numbers.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -207,8 +208,8 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: since the last training step BatchNorm's running statistics (buffers) differ
-    # from rank to rank. All take those of rank 0, and so test the model that rank 0 saves.
+    # Easily forgotten: BatchNorm's running statistics (buffers) differ from rank to rank after the
+    # last training step. All take those of rank 0, and so test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -236,16 +237,17 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: all ranks resume, or none. If each looked for the file itself, one that
+    # Easily forgotten: all ranks resume, or none. If each looked for the file itself, a rank that
     # cannot see it would begin with epoch 0, and the others with a later one. So broadcast() puts
-    # rank 0's answer in place of theirs. nccl sends only from GPUs, so it is on the model's device.
+    # rank 0's answer in place of theirs. The answer is a tensor on the model's device, because nccl
+    # sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
         return 0
-    # Each rank reads the file. A rank that cannot see it fails here.
+    # Each rank reads the file. A rank that cannot see it fails here, as it should.
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
+        state = torch.load(path, map_location="cpu", weights_only=True)  # Code in it cannot run.
     except Exception as error:  # torch raises many types, and does not name the file.
         raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
@@ -287,8 +289,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong, because otherwise the task is too easy: its
-        # standard deviation is 350, where pixels go from 0 to 255.
+        # template plus noise. The noise is strong (standard deviation 350, pixels are 0 to 255). With
+        # less noise the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)

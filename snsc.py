@@ -128,7 +128,7 @@ def load_checkpoint(path, model, optimizer):
     if not path.exists():
         return 0
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the file
+        state = torch.load(path, map_location="cpu", weights_only=True)  # Code in it cannot run.
     except Exception as error:  # torch raises many types, and does not name the file.
         raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
@@ -170,8 +170,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong, because otherwise the task is too easy: its
-        # standard deviation is 350, where pixels go from 0 to 255.
+        # template plus noise. The noise is strong (standard deviation 350, pixels are 0 to 255). With
+        # less noise the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
