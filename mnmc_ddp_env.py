@@ -105,13 +105,13 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads into a folder, because two would write the same files. Nodes can share
-    # a folder, or have one each. load_split() downloads what is not there yet. Its result is used
-    # below, where all ranks load.
-    if rank == 0:  # for all nodes that share this folder
-        load_split(args.dataset, args.data_root, train=True)  # torchvision downloads both splits
+    # 3 One process downloads into a folder, because two would write the same files. First rank 0
+    # downloads, for all nodes that share its folder. Then the first process of each node downloads,
+    # unless it finds the files there. Then all ranks load.
+    if rank == 0:
+        load_split(args.dataset, args.data_root, train=True)  # downloads both splits
     dist.barrier()  # waits for all ranks
-    if local_rank == 0:  # for a node that has a folder of its own
+    if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -132,8 +132,8 @@ def train(args, local_rank, device):
     if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients of all ranks. Each forward first copies BatchNorm's running statistics
-    # from rank 0 to all ranks, and then each rank updates its own. So these do not stay equal.
+    # averages the gradients of all ranks. Each forward begins by copying BatchNorm's running
+    # statistics from rank 0 to all ranks.
     ddp_model = DistributedDataParallel(model)
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
     # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
@@ -201,8 +201,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: BatchNorm's running statistics (buffers) differ from rank to rank after the
-    # last training step. All take those of rank 0, and so test the model that rank 0 saves.
+    # Easily forgotten: BatchNorm's running statistics (buffers) differ from rank to rank now. In
+    # the last training forward each rank has updated its own, after DDP's copying. All take those
+    # of rank 0, and so test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -231,17 +232,17 @@ def load_checkpoint(path, model, optimizer):
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: all ranks resume, or none. If each looked for the file itself, a rank that
-    # cannot see it would begin with epoch 0, and the others with a later one. So broadcast() puts
-    # rank 0's answer in place of theirs. The answer is a tensor on the model's device, because nccl
-    # sends only from GPUs.
+    # cannot see it would begin with epoch 0, without an error, and the others with a later one. So
+    # broadcast() puts rank 0's answer in place of theirs. The answer is a tensor on the model's
+    # device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
         return 0
-    # Each rank reads the file. A rank that cannot see it fails here, as it should.
+    # All ranks read the file, so all nodes must see it. A rank that does not stops here.
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # Code in it cannot run.
-    except Exception as error:  # torch raises many types, and does not name the file.
+        state = torch.load(path, map_location="cpu", weights_only=True)  # No code in the file runs.
+    except Exception as error:  # torch raises many errors, and does not name the file.
         raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

@@ -128,8 +128,8 @@ def load_checkpoint(path, model, optimizer):
     if not path.exists():
         return 0
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # Code in it cannot run.
-    except Exception as error:  # torch raises many types, and does not name the file.
+        state = torch.load(path, map_location="cpu", weights_only=True)  # No code in the file runs.
+    except Exception as error:  # torch raises many errors, and does not name the file.
         raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
