@@ -112,11 +112,11 @@ def setup_distributed(args, local_rank):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads into a folder, because two would write the same files. First rank 0
-    # downloads, for all nodes that share its folder. Then the first process of each node downloads,
-    # unless it finds the files there. Then all ranks load.
+    # 3 One process downloads into a folder, because two would write the same files. Rank 0 begins.
+    # If all nodes share its folder, the files are there then. On a node with a folder of its own,
+    # the first process downloads next. Then all ranks load.
     if rank == 0:
-        load_split(args.dataset, args.data_root, train=True)  # downloads both splits
+        load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
     if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
@@ -131,7 +131,7 @@ def train(args, local_rank, device):
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
     # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks can have a
-    # batch more. That is allowed, because testing a batch is no collective call.
+    # batch more. That is allowed, because a forward of the bare model is no collective call.
     test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
@@ -208,9 +208,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: BatchNorm's running statistics (buffers) differ from rank to rank now. In
-    # the last training forward each rank has updated its own, after DDP's copying. All take those
-    # of rank 0, and so test the model that rank 0 saves.
+    # Easily forgotten: the last training forward copied BatchNorm's running statistics (buffers)
+    # from rank 0 to all ranks, but then each rank updated them with its own images. So copy them
+    # once more, and all ranks test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -246,9 +246,9 @@ def load_checkpoint(path, model, optimizer):
     dist.broadcast(exists, src=0)
     if not exists:
         return 0
-    # All ranks read the file, so all nodes must see it. A rank that does not stops here.
+    # All ranks read the file, so all nodes must see it. Otherwise a rank stops here with an error.
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # No code in the file runs.
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many errors, and does not name the file.
         raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
@@ -310,7 +310,7 @@ def load_split(dataset, data_root, train):
 
 
 def augment(images):
-    """Mirrors about half of the images, (N, C, H, W). A longer training wants more than this."""
+    """Mirrors about half of the images, (N, C, H, W). Longer trainings need more than mirroring."""
     mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 

@@ -132,7 +132,7 @@ def load_checkpoint(path, model, optimizer):
     if not path.exists():
         return 0
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # No code in the file runs.
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many errors, and does not name the file.
         raise RuntimeError(f"{path} cannot be read as a checkpoint") from error
     model.load_state_dict(state["model"])
@@ -194,7 +194,7 @@ def load_split(dataset, data_root, train):
 
 
 def augment(images):
-    """Mirrors about half of the images, (N, C, H, W). A longer training wants more than this."""
+    """Mirrors about half of the images, (N, C, H, W). Longer trainings need more than mirroring."""
     mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
     return torch.where(mirrored, images.flip(3), images)
 
