@@ -131,7 +131,7 @@ def train(args, local_rank, device):
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
     # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks can have a
-    # batch more. That is allowed, because a forward of the bare model is no collective call.
+    # batch more. That is allowed, because between test batches no rank waits for another one.
     test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
@@ -154,8 +154,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Each rank and epoch has another seed for the augmentation, also in a resumed run. Easily
-        # forgotten: without + rank, all ranks would use the same random numbers.
+        # Easily forgotten: without + rank, all ranks would augment with equal random numbers. The
+        # seed changes with the epoch, and a resumed run gets the same one.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -238,10 +238,10 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: all ranks resume, or none. If each looked for the file itself, a rank that
-    # cannot see it would begin with epoch 0, without an error, and the others with a later one. So
-    # broadcast() puts rank 0's answer in place of theirs. The answer is a tensor on the model's
-    # device, because nccl sends only from GPUs.
+    # Easily forgotten: all ranks resume, or none. If each acted on what it sees itself, a rank
+    # that cannot see the file would begin with epoch 0, without an error, and the others with a
+    # later one. So broadcast() puts rank 0's answer in place of theirs. The answer is a tensor on
+    # the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)
     if not exists:
