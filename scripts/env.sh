@@ -6,7 +6,8 @@
 # Activates .venv where the active Python lacks a package. Installs nothing: scripts/setup.sh does.
 # Sets, unless you have set them:
 #   NPROC            processes of this node (default: its GPUs; without a GPU 2)
-#   OMP_NUM_THREADS  threads of each process (default: the cores divided by NPROC, at least 1)
+#   OMP_NUM_THREADS  threads of each process (default: the cores divided by NPROC, at least 1; on a
+#                    busy machine only the idle cores)
 #   MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_  keep freed memory for the next step: on a CPU
 #                    1.3 times the images/s with 256 images to a step
 #   OMP_WAIT_POLICY  passive where other programs take half of the cores, and in no Slurm job: a
@@ -66,25 +67,35 @@ set_threads() {
 }
 
 # Whether other programs take about half of the cores that this process may use: looks for 0.4 seconds.
+# Prints how many cores they leave idle.
 is_busy() {
     python -c 'import os, sys, time
+cores = os.sched_getaffinity(0)
 def used():
     columns = {line.split()[0]: line.split()[1:9] for line in open("/proc/stat")}
-    times = [columns["cpu%d" % core] for core in os.sched_getaffinity(0)]
+    times = [columns["cpu%d" % core] for core in cores]
     return sum(int(time) for row in times for time in row[:3] + row[5:])  # not idle, no wait for a disk
 start, before = time.monotonic(), used()
 time.sleep(0.4)
-cores = (used() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - start)
-sys.exit(cores < 0.4 * len(os.sched_getaffinity(0)))' 2>/dev/null
+busy = (used() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - start)
+print(max(0, round(len(cores) - busy)))
+sys.exit(busy < 0.4 * len(cores))' 2>/dev/null
 }
 
-# Threads of OpenMP spin while they wait. Beside other programs that slows all of them down.
+# Threads of OpenMP wait for each other, and spin meanwhile. Where other programs take their cores, that
+# slows all of them down. So there are no more threads than idle cores, and none of them spins.
 # What an earlier call of this function has set is decided again.
-set_waiting() {
-    [ -z "${ENV_SH_BUSY:-}" ] || unset OMP_WAIT_POLICY ENV_SH_BUSY
-    if [ -z "${SLURM_JOB_ID:-}${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ] && is_busy; then
+adapt_to_load() {
+    local idle
+    if [ -n "${ENV_SH_BUSY:-}" ]; then
+        unset OMP_WAIT_POLICY ENV_SH_BUSY
+        set_threads "$NPROC"
+    fi
+    if [ -z "${SLURM_JOB_ID:-}${OMP_WAIT_POLICY:-}${GOMP_SPINCOUNT:-}" ] && idle="$(is_busy)"; then
         export OMP_WAIT_POLICY=passive ENV_SH_BUSY=1
-        echo "this machine is busy with other programs: training is slower (OMP_WAIT_POLICY=passive)" >&2
+        set_threads "$NPROC" "$idle"
+        echo "this machine is busy with other programs: training is slower" \
+            "(OMP_NUM_THREADS=$OMP_NUM_THREADS OMP_WAIT_POLICY=passive)" >&2
     fi
 }
 
@@ -104,7 +115,7 @@ if [ -z "${NPROC:-}" ]; then
     [ "$NPROC" -gt 0 ] || NPROC=2
 fi
 set_threads "$NPROC"
-set_waiting
+adapt_to_load
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1000000000}"
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1000000000}"
 if [ ! -t 2 ]; then

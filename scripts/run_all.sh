@@ -61,7 +61,7 @@ run() {
 }
 
 run_torchrun() {
-    set_waiting
+    adapt_to_load
     torchrun --standalone --nproc-per-node "$NPROC" "$@"
 }
 

@@ -195,16 +195,19 @@ def test_env_sh_shares_the_cores_again_unless_threads_were_asked_for(stand_in):
     assert stand_in.run(show, OMP_NUM_THREADS="5").succeeded().out == "5\n5\n"
 
 
-def test_env_sh_lets_threads_sleep_on_a_busy_machine(stand_in, launch):
-    """It says so, keeps what you have set, and decides again when it is sourced again."""
-    show = "source scripts/env.sh; echo $OMP_WAIT_POLICY; is_busy() { false; }; set_waiting"
-    show += "; echo ${OMP_WAIT_POLICY:-idle}"
+def test_env_sh_starts_fewer_threads_on_a_busy_machine(stand_in, launch):
+    """None of them spins. It says so, keeps what you have set, and decides again when asked."""
+    show = "echo $OMP_NUM_THREADS ${OMP_WAIT_POLICY:-idle}"
+    line = f"source scripts/env.sh; {show}; is_busy() {{ false; }}; adapt_to_load; {show}"
     cores = len(os.sched_getaffinity(0))
+    env = {"NPROC": "1", "OMP_NUM_THREADS": "", "GOMP_SPINCOUNT": ""}
     with launch([[sys.executable, "-c", "while True: pass"]] * cores):
-        run = stand_in.run(show, OMP_WAIT_POLICY="", GOMP_SPINCOUNT="").succeeded()
-        mine = stand_in.run(show, OMP_WAIT_POLICY="active").succeeded()
-    assert run.out == "passive\nidle\n" and run.err.startswith("this machine is busy"), run.story()
-    assert mine.out == "active\nactive\n" and mine.err == ""
+        run = stand_in.run(line, OMP_WAIT_POLICY="", **env).succeeded()
+        mine = stand_in.run(line, OMP_WAIT_POLICY="active", **env).succeeded()
+    (threads, policy), later = (shown.split() for shown in run.out.splitlines())
+    assert policy == "passive" and int(threads) <= max(1, cores // 2), run.story()
+    assert later == [str(cores), "idle"] and run.err.startswith("this machine is busy")
+    assert mine.out == f"{cores} active\n" * 2 and mine.err == ""
 
 
 @pytest.mark.parametrize(("ending", "status"), [("one rank is killed", 137), ("SIGTERM", 143)])
