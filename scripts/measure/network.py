@@ -24,7 +24,6 @@ import contextlib
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where the scripts are
@@ -104,22 +103,6 @@ def average_gradients(model):
         gradient.copy_(part.view_as(gradient))
 
 
-def measure(train, steps):
-    """Returns (milliseconds, megabytes sent by this host) of a step of train(steps)."""
-    dist.barrier()
-    sent, started = count_sent_bytes(), time.perf_counter()
-    train(steps)
-    dist.barrier()  # The slowest rank ends the turn.
-    seconds, sent = time.perf_counter() - started, count_sent_bytes() - sent
-    return 1000 * seconds / steps, sent / 1e6 / steps
-
-
-def count_sent_bytes():
-    """Returns how many bytes all network interfaces of this host have sent, from the kernel."""
-    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
-    return sum(int(line.partition(":")[2].split()[8]) for line in lines)
-
-
 def compare(args):
     """Measures all variants in turns; returns the rows of the table."""
     variants = [Variant(name, args) for name in VARIANTS]
@@ -128,7 +111,7 @@ def compare(args):
     turns = {name: [] for name in VARIANTS}
     for _ in range(args.repeats):
         for variant in variants:
-            turns[variant.name].append(measure(variant.run, STEPS))
+            turns[variant.name].append(common.measure(variant.run, STEPS))
     ddp = statistics.median(time for time, _ in turns["DDP"])
     rows = []
     for name, measured in turns.items():
