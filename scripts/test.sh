@@ -18,9 +18,9 @@ from importlib.metadata import version
 for name in re.findall(r"(?m)^[\w-]+", open("tests/requirements.txt").read()): version(name)' 2>/dev/null; then
     python -m pip install --quiet -r tests/requirements.txt
 fi
-markers="not slow and not stress"
+markers="not slow"
 if [ "${1:-}" = --all ]; then
-    markers="not stress"
+    markers=""
     shift
 fi
 # All tests, unless some are named.

@@ -70,20 +70,6 @@ def test_rank_0_decides_whether_all_resume(tmp_path):
     assert "epoch 1/1" in (tmp_path / "run 0" / "out").read_text()
 
 
-def test_checkpoint_holds_model_optimizer_and_epoch(tmp_path):
-    model, optimizer = parts()
-    snsc.save_checkpoint(tmp_path / "last.pt", model, optimizer, 3)
-    other_model, other_optimizer = parts()
-    assert snsc.load_checkpoint(tmp_path / "last.pt", other_model, other_optimizer) == 3
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, other_model.state_dict()[name])
-    for entry, other in zip(optimizer.state.values(), other_optimizer.state.values(), strict=True):
-        assert torch.equal(entry["momentum_buffer"], other["momentum_buffer"])
-    saved = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert saved.keys() == {"model", "optimizer", "epoch"}
-    assert not any(name.startswith("module.") for name in saved["model"])
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
     """SIGKILL at 20 random moments after its first save, of a process that does nothing else."""

@@ -126,25 +126,6 @@ def test_quit_signal_ends_a_hung_run_at_once(launch, tmp_path):
 
 
 @pytest.mark.slow
-def test_stalled_rank_ends_the_others(launch):
-    """SIGSTOP rank 1: rank 0 gives up after --timeout, and says in which collective it waited."""
-    scripts = ("mnmc_ddp_tcp.py", "mnmc_ddp_mp.py")  # for torchrun see lab 6
-    runs = {script: launch(script, 2, *LONG, "--timeout", 10) for script in scripts}
-    for run in runs.values():
-        run.wait_for(run.epochs, 90, "an epoch")
-        os.kill(run.pid_of(1), signal.SIGSTOP)
-    for script, run in runs.items():
-        # mp.spawn shows what rank 0 said when all have ended: half a minute after a SIGTERM, which
-        # a stopped process cannot take, it sends SIGKILL.
-        run.wait_for(lambda run=run: says("rank stalled", run.err, 10000), 120, "rank 0 to give up")
-        assert re.search(r"File .*mnmc_ddp_", run.err), run.story()
-        assert says("rank stalled in training", run.err), run.story()
-        if script == "mnmc_ddp_tcp.py":  # no launcher that would end the stopped rank
-            os.kill(run.pid_of(1), signal.SIGKILL)
-        gone(run, 60)
-
-
-@pytest.mark.slow
 def test_rank_that_never_comes_is_told_by_the_last_line(launch):
     """So are an address that is taken and one that nobody listens on, soon after --timeout."""
     with socket.create_server(("127.0.0.1", 0)) as server:

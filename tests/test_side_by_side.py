@@ -92,12 +92,6 @@ def test_page_is_one_file_that_asks_for_nothing():
     assert len(text) < 400_000 and PICTURE.stat().st_size < 150_000
 
 
-def test_every_mark_has_its_title_and_a_sentence_of_the_recipe():
-    recipe = side_by_side.read_recipe()
-    assert "".join(recipe) == "12345678"
-    assert all(title and len(sentences) > 20 for title, sentences in recipe.values())
-
-
 @needs_browser
 def test_every_pair_gives_back_its_two_files_line_by_line(browser):
     """Both columns are the files to the letter; equal lines share a row, and nothing else does."""
