@@ -30,7 +30,7 @@ class Cluster:
         self.settings |= {"DDP_TEST_CLUSTER": str(self.folder)}
         self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf", "MASTER_ADDR": "127.0.0.1"}
         expected = f"export SLURM_CONF={self.folder}/slurm.conf MASTER_ADDR=127.0.0.1\n"
-        assert self.run("start") == expected
+        assert self.run("start") == self.run("settings") == expected
 
     def run(self, action):
         command = ["bash", REPO / "scripts" / "cluster" / "local_slurm.sh", action]
@@ -92,7 +92,7 @@ class BatchJob(Launch):
 
     @property
     def out(self):
-        """What the job and, in an array, its brothers wrote, both streams."""
+        """What the job wrote, both streams."""
         paths = sorted(self.folder.glob("slurm-*.out"))
         return without_gloo_lines("".join(path.read_text() for path in paths))
 

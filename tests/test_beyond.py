@@ -9,9 +9,8 @@ import patches
 import pytest
 import torch
 import update_pages
-from launch import REPO, Launch, page_commands
+from launch import REPO, page_commands
 from test_checkpoints import parts
-from test_labs import prepare
 from tiny_data import accept_any_cifar10, write_cifar10
 
 import snsc
@@ -53,16 +52,6 @@ def assert_same(found, expected):
     for part in (lambda c: c["model"], lambda c: c["optimizer"]["state"]):
         assert list(part(found)) == list(part(expected))
         torch.testing.assert_close(dict(part(found)), dict(part(expected)), rtol=0, atol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "heading", ("ZeRO-1: split the optimizer state", "FSDP2: split everything")
-)
-def test_commands_of_the_page(tmp_path, heading):
-    commands = prepare(tmp_path, heading, PAGE)
-    with Launch(commands, tmp_path / "output", cwd=tmp_path) as run:
-        assert [line["count"] for line in check_end(run).epochs()] == [2000], run.story()
 
 
 @pytest.mark.slow

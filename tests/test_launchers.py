@@ -10,21 +10,9 @@ import sys
 import psutil
 import pytest
 import update_pages
-from launch import REPO, SCRIPTS, free_port, shape
+from launch import REPO, SCRIPTS, shape
 
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
-
-
-@pytest.mark.slow
-def test_env_sh_on_two_nodes(launch):
-    """Two torchruns on one machine, told apart by NODE_RANK."""
-    command = ["bash", REPO / "scripts/mnmc_ddp_env.sh", *ONE_EPOCH]
-    shared = {"NNODES": "2", "NPROC": "1", "MASTER_PORT": str(free_port())}
-    shared["MASTER_ADDR"] = "127.0.0.1"
-    runs = [launch([command], env=shared | {"NODE_RANK": str(rank)}) for rank in range(2)]
-    for rank, run in enumerate(runs):
-        assert run.succeeded().inits()[0][:3] == (rank, 2, 0)
-    assert [len(run.epochs()) for run in runs] == [1, 0]
 
 
 @pytest.mark.slow
@@ -125,6 +113,25 @@ def test_old_python_is_refused(stand_in, line, says):
         stand_in.add(program, text)
     run = stand_in.run(line)
     assert run.codes == [1] and run.err.startswith(says), run.story()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("local_slurm.sh start", "this needs slurm-wlm and munge (as root: apt-get install"),
+        ("two_hosts.sh mnmc_ddp_tcp.py", "two_hosts.sh needs root and the package iproute2"),
+    ],
+)
+def test_what_needs_packages_names_them(launch, tmp_path, command, message):
+    """The words of two_hosts.sh are the same without root."""
+    for program in ("bash", "id", "realpath"):
+        (tmp_path / program).symlink_to(shutil.which(program))
+    script, argument = command.split()
+    text = (REPO / "scripts" / "cluster" / script).read_text()
+    (tmp_path / script).write_text(text.replace('PATH="$PATH:/usr/sbin:/sbin"\n', ""))
+    run = launch([["env", f"PATH={tmp_path}", "bash", tmp_path / script, argument]]).wait()
+    assert run.codes == [1] and run.err.count("\n") == 1, run.story()
+    assert run.err.startswith(message), run.story()
 
 
 @pytest.mark.slow
@@ -268,6 +275,15 @@ def test_mnmc_ddp_env_sh_lets_torchrun_start_ranks_again(stand_in):
     run = stand_in.run("bash scripts/mnmc_ddp_env.sh", MAX_RESTARTS="1").succeeded()
     assert " argv --standalone --max-restarts 1 " in run.out
     assert "\n1\n" in run.out, run.story()
+
+
+def test_mnmc_ddp_env_sh_passes_on_the_numbers_of_several_nodes(stand_in):
+    stand_in.add("torchrun", stand_in.TRAINS)
+    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29501"}
+    out = stand_in.run("bash scripts/mnmc_ddp_env.sh --seed 3", **nodes).succeeded().out
+    options = "--nnodes 2 --node-rank 1 --master-addr 192.0.2.1 --master-port 29501"
+    script = stand_in.folder / "mnmc_ddp_env.py"
+    assert f" argv {options} --nproc-per-node 2 {script} --seed 3\n" in out
 
 
 def test_run_all_ends_at_the_first_script_that_fails(stand_in):

@@ -107,20 +107,17 @@ def test_every_pair_gives_back_its_two_files_line_by_line(browser):
 
 
 @needs_browser
-def test_words_that_changed_are_marked(browser):
-    visit(browser, "#snsc..snmc_dp")
-    script = "return [...words[arguments[0]]].map(String)"
-    assert "dp_model" in browser.execute_script(script, "right")
-    assert "model" in browser.execute_script(script, "left")
-
-
-@needs_browser
 def test_page_opens_at_the_first_difference_in_code(browser):
-    """Docstring and imports are folded, and can be opened; the menus name the pair."""
+    """Docstring and imports are folded, and can be opened; the menus name the pair.
+
+    The words that changed are marked on both sides.
+    """
     visit(browser)
     rows = read_rows(browser)
     head = side_by_side.describe_script("snsc", (REPO / "snsc.py").read_text())["head"]
     assert rows[0][0][0] > head and "changed" in [row[0][2] for row in rows[:5]]
+    for side, word in (("left", "model"), ("right", "dp_model")):
+        assert word in browser.execute_script(f"return [...words.{side}].map(String)")
     click(browser, ".fold button")
     assert read_rows(browser)[0][0][0] == 1
     assert browser.execute_script(READ_MENUS) == ["snsc", "snmc_dp"]

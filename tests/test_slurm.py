@@ -80,11 +80,6 @@ def test_no_controller_and_in_a_container_no_scontrol_is_needed(tmp_path, monkey
 # local_slurm.sh.
 
 
-def test_settings_are_those_of_the_first_terminal(cluster):
-    expected = f"export SLURM_CONF={cluster.folder}/slurm.conf MASTER_ADDR=127.0.0.1\n"
-    assert cluster.run("settings") == expected
-
-
 def test_local_slurm_without_root(cluster):
     """As another user, beside the other cluster: start, srun, stop.
 
@@ -142,13 +137,3 @@ def test_local_slurm_stop_deletes_no_other_folder(launch, tmp_path):
     run = launch([["bash", LOCAL_SLURM, "stop"]], env=env).wait()
     assert run.codes == [1] and run.err == f"no cluster in {tmp_path}/precious\n"
     assert (tmp_path / "precious").exists()
-
-
-def test_local_slurm_says_which_packages_are_missing(launch, tmp_path):
-    for tool in ("bash", "id", "realpath"):
-        (tmp_path / tool).symlink_to(shutil.which(tool))
-    text = LOCAL_SLURM.read_text().replace('PATH="$PATH:/usr/sbin:/sbin"\n', "")
-    (tmp_path / "local_slurm.sh").write_text(text)
-    run = launch([["env", f"PATH={tmp_path}", "bash", tmp_path / "local_slurm.sh", "start"]]).wait()
-    message = "this needs slurm-wlm and munge (as root: apt-get install slurm-wlm munge)\n"
-    assert run.codes == [1] and run.err == message, run.story()

@@ -104,29 +104,22 @@ def test_container_without_slurm(cluster, tmp_path):
     assert settings == [("127.0.0.1", "60")] * 2, job.story()
 
 
-def test_torchrun_gets_the_cores_of_its_processes(cluster, tmp_path):
-    """In the form of the comment, in a container that prints what it was given."""
+@pytest.mark.slow
+def test_torchrun_trains_on_two_nodes_with_the_cores_of_its_processes(cluster, tmp_path):
+    """In the form of the comment, in a container that prints what it was given, and starts it.
+
+    The script takes torchrun's numbers of the processes, and not those of srun's tasks.
+    """
     container = tmp_path / "container"
-    container.write_text(f"#!{sys.executable}{PRINT_TASK}")
+    start = 'sys.stdout.flush()\nos.execvp("python", sys.argv[3:])\n'
+    container.write_text(f"#!{sys.executable}{PRINT_TASK}{start}")
     container.chmod(0o755)
-    env = {"PYTHON": f"{container} exec image.sif python"}
-    given = {"env": env, "change": put_torchrun_in_place_of_srun}
-    before = ("--cpus-per-task", "2", *GPUS)
-    job = BatchJob(cluster, tmp_path / "repository", before=before, **given).succeeded()
+    options, before = ("--dataset", "synthetic", "-e", "1"), ("--cpus-per-task", "2", *GPUS)
+    given = {"env": {"PYTHON": f"{container} exec image.sif python"}, "before": before}
+    given |= {"change": put_torchrun_in_place_of_srun}
+    job = BatchJob(cluster, tmp_path / "repository", *options, **given).succeeded()
     tasks = read_tasks(job.out)
     assert [task["SLURM_CPUS_PER_TASK"] for task in tasks] == ["4", "4"], job.story()
-    for number, task in enumerate(tasks):
-        options = task["options"].split(",")
-        assert options[:3] == ["exec", "image.sif", "python"], job.story()
-        assert options[3:7] == ["-m", "torch.distributed.run", "--node-rank", str(number)]
-        assert options[-1].endswith("last.pt"), job.story()
-
-
-@pytest.mark.slow
-def test_torchrun_trains_on_two_nodes(cluster, tmp_path):
-    """The script takes torchrun's numbers of the processes, and not those of srun's tasks."""
-    options, change = ("--dataset", "synthetic", "-e", "1"), put_torchrun_in_place_of_srun
-    job = BatchJob(cluster, tmp_path, *options, before=GPUS, change=change).succeeded()
     assert [row[:3] for row in job.inits()] == FOUR, job.story()
     assert job.epochs()[0]["count"] == 2000
 

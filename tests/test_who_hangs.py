@@ -201,7 +201,6 @@ def test_many_ranks(tmp_path):
 
 # Running processes.
 
-needs_py_spy = pytest.mark.skipif(not shutil.which("py-spy", path=PATH), reason="no py-spy")
 # A rank with a helper process, which the launcher's variables reach, too.
 LOADS = """
 import subprocess, sys, time
@@ -216,7 +215,6 @@ load()
 """
 
 
-@needs_py_spy
 @pytest.mark.parametrize(
     "names", (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")), ids=" ".join
 )
@@ -238,7 +236,6 @@ def test_running_processes(launch, tmp_path, names):
     )
 
 
-@needs_py_spy
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ("mnmc_ddp_tcp.py", "mnmc_ddp_mp.py"))
 def test_running_ranks_of_the_scripts_without_a_launcher(launch, tmp_path, script):
@@ -277,7 +274,6 @@ def generalize(report):
 
 
 @pytest.mark.slow
-@needs_py_spy
 @pytest.mark.parametrize("name", REPORTS)
 def test_hang_on_purpose_is_reported_as_on_the_page(tmp_path, name):
     (tmp_path / "scripts").mkdir()
