@@ -40,18 +40,15 @@ def test_example_runs_by_its_own_command(path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_says_how_to_run_it_and_is_on_a_page(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    text = path.read_text()
+    docstring = ast.get_docstring(ast.parse(text))
     start = r"(torchrun --standalone --nproc-per-node \d+|python) "
     assert re.search(rf"^ *{start}docs/examples/{path.name}", docstring, re.MULTILINE), docstring
     assert any(f"examples/{path.name}" in page.read_text() for page in update_pages.PAGES)
+    # With "cpu" in place of a tensor's device, a copy would train in float32 on a GPU.
+    assert not re.search(r"(autocast|GradScaler)\(\s*\"cpu\"", text)
 
 
 def test_each_file_of_output_stands_on_a_page():
     marks = {name for page in update_pages.PAGES for name in MARK.findall(page.read_text())}
     assert marks == {path.stem for path in (REPO / "docs/examples/printed").glob("*.txt")}
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_takes_autocast_s_device_from_a_tensor(path):
-    """With "cpu" in its place, a copy of the lines would train in float32 on a GPU."""
-    assert not re.search(r"(autocast|GradScaler)\(\s*\"cpu\"", path.read_text())
