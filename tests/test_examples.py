@@ -31,6 +31,14 @@ def test_example_runs_and_prints_what_a_page_shows(tmp_path, path):
     check_output(path, update_pages.sort_lines(out) if processes else out)
 
 
+def test_ddp_by_hand_agrees_with_ddp_on_three_ranks(tmp_path):
+    """Up to rounding, where two ranks agree to the bit."""
+    path = REPO / "docs/examples/by_hand.py"
+    codes, out, err = run_forked_ranks(path, 3, free_port(), tmp_path / "run")
+    assert codes == [0] * 3, err
+    check_output(path, update_pages.sort_lines(out))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ALONE[::6], ids=lambda path: path.stem)
 def test_example_runs_by_its_own_command(path):
