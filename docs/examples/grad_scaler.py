@@ -17,7 +17,7 @@ def train_step(ddp_model, optimizer, scaler, inputs, compute_loss, max_norm=1.0)
         logits = ddp_model(inputs)
         loss = compute_loss(logits.float())
     scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # Only who clips needs this line and the next.
+    scaler.unscale_(optimizer)  # This line and the next are for clipping.
     norm = clip_grad_norm_(ddp_model.parameters(), max_norm)  # the same on all ranks
     scaler.step(optimizer)  # skips the step if a gradient is inf or nan
     scaler.update()
