@@ -31,6 +31,14 @@ def test_example_runs_and_prints_what_a_page_shows(tmp_path, path):
     check_output(path, update_pages.sort_lines(out) if processes else out)
 
 
+def test_ddp_by_hand_agrees_with_ddp_on_three_ranks(tmp_path):
+    """Up to rounding, where two ranks agree to the bit."""
+    path = REPO / "docs/examples/by_hand.py"
+    codes, out, err = run_forked_ranks(path, 3, free_port(), tmp_path / "run")
+    assert codes == [0] * 3, err
+    check_output(path, update_pages.sort_lines(out))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ALONE[::6], ids=lambda path: path.stem)
 def test_example_runs_by_its_own_command(path):
@@ -40,18 +48,15 @@ def test_example_runs_by_its_own_command(path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_says_how_to_run_it_and_is_on_a_page(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    text = path.read_text()
+    docstring = ast.get_docstring(ast.parse(text))
     start = r"(torchrun --standalone --nproc-per-node \d+|python) "
     assert re.search(rf"^ *{start}docs/examples/{path.name}", docstring, re.MULTILINE), docstring
     assert any(f"examples/{path.name}" in page.read_text() for page in update_pages.PAGES)
+    # With "cpu" in place of a tensor's device, a copy would train in float32 on a GPU.
+    assert not re.search(r"(autocast|GradScaler)\(\s*\"cpu\"", text)
 
 
 def test_each_file_of_output_stands_on_a_page():
     marks = {name for page in update_pages.PAGES for name in MARK.findall(page.read_text())}
     assert marks == {path.stem for path in (REPO / "docs/examples/printed").glob("*.txt")}
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_takes_autocast_s_device_from_a_tensor(path):
-    """With "cpu" in its place, a copy of the lines would train in float32 on a GPU."""
-    assert not re.search(r"(autocast|GradScaler)\(\s*\"cpu\"", path.read_text())

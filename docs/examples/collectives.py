@@ -1,4 +1,4 @@
-"""Collectives with one rank at the beginning or at the end, and a group of some of the ranks.
+"""Collectives: with one rank at the beginning or the end, with all ranks, and in a group of some.
 
 torchrun --standalone --nproc-per-node 3 docs/examples/collectives.py
 """
@@ -31,6 +31,43 @@ dist.gather(torch.tensor([rank * rank]), parts, dst=0)
 if rank == 0:
     print(f"rank {rank}: 4. gather gave {[part.tolist() for part in parts]}")
     assert torch.cat(parts).tolist() == [0, 1, 4]
+
+# The names since torch 2.13, and the older ones
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+numbers = torch.tensor([1, 2, 3]) + 10 * rank
+
+tensor = numbers.clone()  # all_reduce writes the sum into its tensor
+work = dist.all_reduce(tensor, async_op=True)
+# Here the script can compute something that does not need the tensor.
+work.wait()
+print(f"rank {rank}: 5. all_reduce gave {tensor.tolist()}")
+assert tensor.tolist() == [33, 36, 39]
+
+parts = [torch.zeros_like(numbers) for _ in range(world_size)]
+dist.all_gather(parts, numbers)
+print(f"rank {rank}: 6. all_gather gave {[part.tolist() for part in parts]}")
+assert torch.cat(parts).tolist() == [1, 2, 3, 11, 12, 13, 21, 22, 23]
+
+whole = torch.zeros(3 * world_size, dtype=torch.int64)
+all_gather_single(whole, numbers)
+print(f"rank {rank}: 7. all_gather_single gave {whole.tolist()}")
+assert whole.equal(torch.cat(parts))
+
+part = torch.zeros(1, dtype=torch.int64)
+reduce_scatter_single(part, numbers)
+print(f"rank {rank}: 8. reduce_scatter_single gave {part.tolist()}")
+assert part.tolist() == [[33], [36], [39]][rank]
+
+swapped = torch.zeros_like(numbers)
+dist.all_to_all_single(swapped, numbers)
+print(f"rank {rank}: 9. all_to_all_single gave {swapped.tolist()}")
+assert swapped.tolist() == [[1, 11, 21], [2, 12, 22], [3, 13, 23]][rank]
+
+objects = [None] * world_size
+dist.all_gather_object(objects, {"rank": rank})
+print(f"rank {rank}: 10. all_gather_object gave {objects}")
+assert objects == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
 
 outer = dist.new_group([0, 2])
 if rank in (0, 2):

@@ -16,12 +16,6 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 
-def set_up_logging(rank):
-    """Rank 0 logs everything. The others report trouble, and each line names its rank."""
-    level = logging.INFO if rank == 0 else logging.WARNING
-    logging.basicConfig(stream=sys.stdout, level=level, format=f"rank {rank}: %(message)s")
-
-
 def train_one_epoch(batches, rank):
     """Logs and returns the mean loss of all ranks. A batch is (loss, how many samples)."""
     totals = torch.zeros(2)
@@ -61,24 +55,21 @@ def reduce_on_rank_0_only(rank):
     assert images != 200
 
 
-def main():
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    set_up_logging(rank)
-    both = [[(4.0, 8), (2.0, 8), (2.0, 8)], [(2.0, 8), (1.0, 8), (0.0, 0)]]
-    loss = train_one_epoch(both[rank], rank)
-    assert abs(loss - 88 / 40) < 1e-6  # The mean of rank 0 alone is 64 / 24.
-    with contextlib.suppress(ModuleNotFoundError):
-        if writer := open_tensorboard("runs", rank):
-            writer.add_scalar("loss", loss, 0)
-            writer.close()
-    if "WANDB_MODE" in os.environ:
-        run = open_wandb(rank, project="ddp", dir="runs")
-        run.log({"loss": loss}, step=0)
-        run.finish()
-    reduce_on_rank_0_only(rank)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+# Rank 0 logs everything. The others report trouble, and each line names its rank.
+level = logging.INFO if rank == 0 else logging.WARNING
+logging.basicConfig(stream=sys.stdout, level=level, format=f"rank {rank}: %(message)s")
+both = [[(4.0, 8), (2.0, 8), (2.0, 8)], [(2.0, 8), (1.0, 8), (0.0, 0)]]
+loss = train_one_epoch(both[rank], rank)
+assert abs(loss - 88 / 40) < 1e-6  # The mean of rank 0 alone is 64 / 24.
+with contextlib.suppress(ModuleNotFoundError):
+    if writer := open_tensorboard("runs", rank):
+        writer.add_scalar("loss", loss, 0)
+        writer.close()
+if "WANDB_MODE" in os.environ:
+    run = open_wandb(rank, project="ddp", dir="runs")
+    run.log({"loss": loss}, step=0)
+    run.finish()
+reduce_on_rank_0_only(rank)
+dist.destroy_process_group()

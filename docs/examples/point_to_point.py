@@ -1,4 +1,4 @@
-"""Messages between two ranks: send and recv, a batch of isend and irecv, and tags.
+"""Messages between two ranks: send and recv, and a batch of isend and irecv.
 
 torchrun --standalone --nproc-per-node 2 docs/examples/point_to_point.py
 """
@@ -26,15 +26,4 @@ for request in dist.batch_isend_irecv(calls):
     request.wait()
 print(f"rank {rank}: 2. irecv gave {received.tolist()}")
 assert received.tolist() == [10 * other, 10 * other + 1]
-
-# A tag tells messages apart. Rank 1 asks for the second message first.
-first, second = torch.tensor([1.0]), torch.tensor([2.0])
-if rank == 0:
-    for request in [dist.isend(first, dst=1, tag=1), dist.isend(second, dst=1, tag=2)]:
-        request.wait()
-else:
-    dist.recv(received[:1], src=0, tag=2)
-    dist.recv(received[1:], src=0, tag=1)
-    print(f"rank {rank}: 3. tag 2 gave {received[0].item()}, tag 1 gave {received[1].item()}")
-    assert received.tolist() == [2, 1]
 dist.destroy_process_group()

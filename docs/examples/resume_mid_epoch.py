@@ -10,18 +10,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 
-def seed_step(epoch, step, steps, rank, world_size):
-    """Seeds dropout and augmentation with a number that no other step and rank has."""
-    torch.manual_seed((epoch * steps + step) * world_size + rank)  # also seeds the GPU
-
-
 def resume_epoch(dataset, sampler, batch_size, epoch, batches_done):
     """Yields (step, batch) for the batches of an epoch that are left."""
     sampler.set_epoch(epoch)
     batches = list(BatchSampler(sampler, batch_size, drop_last=False))  # lists of image numbers
     loader = DataLoader(dataset, batch_sampler=batches[batches_done:])
     for step, batch in enumerate(loader, start=batches_done):
-        seed_step(epoch, step, len(batches), dist.get_rank(), dist.get_world_size())
+        # For dropout and augmentation a seed that no other step and rank has, also on the GPU.
+        number = epoch * len(batches) + step
+        torch.manual_seed(number * dist.get_world_size() + dist.get_rank())
         yield step, batch
 
 
