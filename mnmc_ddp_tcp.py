@@ -18,8 +18,9 @@ Eight things turn a training script into this one. Comments such as "# 6" mark t
 Comments with "Easily forgotten" mark four more places.
 
 The rule: in a collective call, such as barrier() or all_reduce(), the ranks wait for one another.
-So all make the same ones in the same order. DDP makes such calls, too, in its constructor, forward
-and backward (mark 5). If a rank leaves one out, the others wait until --timeout, and fail.
+So all ranks make the same collective calls in the same order. DDP makes such calls, too, in its
+constructor, forward and backward (mark 5). If a rank leaves one out, the others wait until
+--timeout, and fail.
 
 What changes from snmc_dp.py: each process is told its rank, the world size, and where all meet.
 This is an address where rank 0 listens (tcp://) or a new file that all can write (file://). A node
@@ -114,12 +115,12 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads into a folder, because two would write the same files. Rank 0 begins.
-    # If all nodes share its folder, the files are there then. On a node with a folder of its own,
-    # the first process downloads next. Then all ranks load.
+    # 3 One process downloads. Two that download into one folder at once can spoil its files. Nodes
+    # can share a folder, so rank 0 goes first. load_split() downloads only what is missing.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
+    # A node can also have a folder of its own. There its first process downloads.
     if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
@@ -156,8 +157,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Easily forgotten: without + rank, all ranks would augment with equal random numbers. The
-        # seed changes with the epoch, and a resumed run gets the same one.
+        # Easily forgotten: each rank augments with a seed of its own, which no rank has in another
+        # epoch. A resumed run gets the same seeds.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -240,15 +241,14 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: all ranks resume, or none. If each acted on what it sees itself, a rank
-    # that cannot see the file would begin with epoch 0, without an error, and the others with a
-    # later one. So broadcast() puts rank 0's answer in place of theirs. The answer is a tensor on
-    # the model's device, because nccl sends only from GPUs.
+    # Easily forgotten: rank 0 decides for all ranks whether to resume. If each decided by itself, a
+    # rank that cannot see the file would begin with epoch 0, unnoticed, and the others with a later
+    # one. Now it stops with an error below, because all ranks read the file. The answer is a tensor
+    # on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
-    dist.broadcast(exists, src=0)
+    dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:
         return 0
-    # All ranks read the file, so all nodes must see it. Otherwise a rank stops here with an error.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many errors, and does not name the file.
