@@ -157,8 +157,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Easily forgotten: each rank augments with a seed of its own, which no rank has in another
-        # epoch. A resumed run gets the same seeds.
+        # Easily forgotten: each rank augments with a seed of its own. Without * world_size, rank 1
+        # would have the seed of rank 0 in the next epoch. A resumed run gets the same seeds.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -243,8 +243,8 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: rank 0 decides for all ranks whether to resume. If each decided by itself, a
     # rank that cannot see the file would begin with epoch 0, unnoticed, and the others with a later
-    # one. Now it stops with an error below, because all ranks read the file. The answer is a tensor
-    # on the model's device, because nccl sends only from GPUs.
+    # one. With rank 0's answer, such a rank stops in torch.load() with an error.
+    # The answer is a tensor on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:
