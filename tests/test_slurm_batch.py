@@ -52,15 +52,17 @@ def test_export_of_setup_alone_leaves_the_tasks_their_path(cluster, tmp_path):
 
 def test_heterogeneous_job_is_one_step(cluster, tmp_path):
     """Two groups of nodes with other numbers of tasks, joined by an option of srun."""
-    first = ("--nodes", "1", "--ntasks-per-node", "1", "--gpus-per-node", "1")
-    second = (":", "--nodes", "1", "--ntasks-per-node", "3")
+    cpus = ("--cpus-per-task", "2")
+    first = ("--nodes", "1", "--ntasks-per-node", "1", "--gpus-per-node", "1", *cpus)
+    second = (":", "--nodes", "1", "--ntasks-per-node", "2", *cpus)
     env = {"SRUN_OPTIONS": "--het-group=0,1"}
     job = BatchJob(cluster, tmp_path, before=(*first, *second), env=env, script=PRINT_TASK)
     tasks = read_tasks(job.succeeded().out)
-    assert [task["SLURM_PROCID"] for task in tasks] == ["0", "1", "2", "3"], job.story()
-    assert [task["SLURM_LOCALID"] for task in tasks] == ["0", "0", "1", "2"]
-    assert {task["SLURM_STEP_NUM_TASKS"] for task in tasks} == {"4"}
-    assert [task["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0"] + ["not-set"] * 3
+    assert [task["SLURM_PROCID"] for task in tasks] == ["0", "1", "2"], job.story()
+    assert [task["SLURM_LOCALID"] for task in tasks] == ["0", "0", "1"]
+    assert {task["SLURM_STEP_NUM_TASKS"] for task in tasks} == {"3"}
+    assert {task["SLURM_CPUS_PER_TASK"] for task in tasks} == {"2"}
+    assert [task["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0"] + ["not-set"] * 2
 
 
 # Containers and torchrun.
