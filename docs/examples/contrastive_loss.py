@@ -16,7 +16,8 @@ def gather_embeddings(own):
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own.detach())  # These copies have no gradient.
     live = own.clone()  # This rank's own rows have one.
-    live.register_hook(lambda gradient: gradient * len(parts))  # DDP will divide by W.
+    if live.requires_grad:  # not under torch.no_grad()
+        live.register_hook(lambda gradient: gradient * len(parts))  # DDP will divide by W.
     parts[dist.get_rank()] = live
     return torch.cat(parts)
 
@@ -57,6 +58,7 @@ def main():
     found = run(ddp_model, pairs[dist.get_rank()], gather_embeddings)
     print(f"rank {dist.get_rank()}: {found}")
     assert found == [f"module.{line}" for line in one_process]
+    assert gather_embeddings(torch.ones(1, 4)).tolist() == [[1] * 4] * 2  # without a gradient
 
 
 dist.init_process_group("gloo")
