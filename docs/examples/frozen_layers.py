@@ -41,6 +41,7 @@ def main():
     model = build_model()
     model[0].requires_grad_(False)
     lines = [f"1 frozen, then wrapped: {train(*wrap(model))}"]
+    assert torch.equal(model[0].weight, build_model()[0].weight)  # still frozen
     model[0].requires_grad_(True)
     lines.append(f"2 thawed, then wrapped again: {train(*wrap(model))}")
 
