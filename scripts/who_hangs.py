@@ -1,13 +1,11 @@
 """Says in words which rank of a training run hangs, and where.
 
-    python scripts/who_hangs.py who_hangs                        # a folder with the ranks' notes
-    python scripts/who_hangs.py --pids $(pgrep -f train.py)      # running processes, with py-spy
+    python scripts/who_hangs.py who_hangs     # the folder with the ranks' notes
 
 Ranks write notes when their script has the lines that docs/troubleshooting.md names under "Who
 hangs?". A note holds the stack of the rank's main thread, and the entries of torch's flight
 recorder: the collectives that the rank has called, of gloo and of nccl. The entries come from
-private functions of torch 2.8 and newer. With --pids there are stacks alone, and the processes must
-be ranks of one run on this machine.
+private functions of torch 2.8 and newer.
 
 torchfrtrace, which comes with torch, compares such entries, too. With gloo's it ended with
 KeyError: ('0', 0), and it has no line for a rank that is outside of all collectives.
@@ -15,11 +13,8 @@ KeyError: ('0', 0), and it has no line for a rank that is outside of all collect
 
 import argparse
 import json
-import linecache
 import os
 import re
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -48,68 +43,6 @@ def read_notes(folder):
     """Returns the notes of a run, by rank."""
     notes = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     return {note["rank"]: note | {"calls": read_calls(note["recorder"])} for note in notes}
-
-
-def read_process(pid):
-    """Returns (environment, command line); of a process that has ended: ({}, "")."""
-    try:
-        names = ("environ", "cmdline")
-        texts = [Path(f"/proc/{pid}/{name}").read_text(errors="replace") for name in names]
-    except OSError:  # It has ended, or belongs to somebody else.
-        return {}, ""
-    return dict(re.findall(r"(\w+)=([^\0]*)", texts[0])), texts[1].replace("\0", " ")
-
-
-def read_option(command, names, default):
-    """Returns the number given to an option of a command line."""
-    found = re.search(rf" (?:{names})[= ](\d+) ", command)
-    return int(found[1]) if found else default
-
-
-def find_ranks(pid):
-    """Returns {process id: (rank, world size)} of a rank, or of the ranks that it has spawned."""
-    environment, command = read_process(pid)
-    if "--world-size" in command:  # such as mnmc_ddp_tcp.py, which gets its rank as an option
-        size = read_option(command, "--world-size", 1)
-        return {pid: (read_option(command, "-r|--rank", 0), size)}
-    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
-        if rank in environment:
-            return {pid: (int(environment[rank]), int(environment.get(size, -1)))}
-    children = subprocess.run(["pgrep", "-P", str(pid), "-f", "spawn_main"], capture_output=True)
-    workers = sorted(int(child) for child in children.stdout.split())
-    size = read_option(command, "--nproc-per-node", len(workers))
-    first = size * read_option(command, "--node-rank", 0)
-    size *= read_option(command, "--nodes", 1)
-    return {worker: (first + number, size) for number, worker in enumerate(workers)}
-
-
-def ask_py_spy(pids):
-    """Returns notes with stacks alone, by rank, of processes on this machine."""
-    if not shutil.which("py-spy"):
-        sys.exit("--pids needs py-spy: pip install py-spy")
-    notes = {}
-    ranks = [found for pid in sorted(pids) for found in find_ranks(pid).items()]
-    for pid, (rank, world_size) in ranks:
-        stack = read_stack(pid) if rank not in notes else []
-        if stack:  # It is no launcher, no shell, and no worker of a data loader.
-            notes[rank] = {"rank": rank, "world_size": world_size, "host": HERE, "pid": pid}
-            notes[rank] |= {"time": time.time(), "running": True, "stack": stack, "calls": {}}
-    if not notes:
-        sys.exit("py-spy sees no rank among these processes. For those of others you must be root")
-    return notes
-
-
-def read_stack(pid):
-    """Returns the stack of a process's main thread; none where py-spy cannot read it."""
-    command = ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)]
-    output = subprocess.run(command, capture_output=True).stdout
-    threads = json.loads(output or "[]")  # nothing where it must not look into the process
-    for thread in threads:
-        frames = [(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]]
-        # The main thread; its outermost frame is the second with python -m.
-        if frames and frames[-1][2] in ("<module>", "_run_module_as_main"):
-            return [[*frame, linecache.getline(*frame[:2])] for frame in reversed(frames)]
-    return []
 
 
 def is_stopped(note):
@@ -238,18 +171,14 @@ def report(notes):
         title = f"collective {number}{name_group(group)}: {what}, for {seconds:.0f} s"
     elif joining:
         title = "init_process_group: it ends when all ranks have called it"
-    elif any(note["calls"] for note in notes.values()):
-        title = f"no rank has waited in a collective for more than {PATIENCE} s"
     else:
-        title = "no collective is on record, only where the ranks are"
+        title = f"no rank has waited in a collective for more than {PATIENCE} s"
 
     doing = {}  # {(what they do, where): ranks}
     for rank in ranks:
         note, where = notes.get(rank), ""
-        if note is None and any("recorder" in note for note in notes.values()):
+        if note is None:
             what = "has written no note: it was not started, or did not come to the lines"
-        elif note is None:
-            what = "is not among these processes: not started, or on another machine"
         else:
             what = problems[rank]
             if note["running"]:
@@ -277,11 +206,10 @@ def report(notes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", default="who_hangs", help="default: who_hangs")
-    parser.add_argument("--pids", type=int, nargs="+", metavar="PID", help="ask py-spy instead")
     args = parser.parse_args()
-    notes = ask_py_spy(args.pids) if args.pids else read_notes(args.folder)
+    notes = read_notes(args.folder)
     if not notes:
-        sys.exit(f"no note in {args.folder}: name the processes with --pids instead")
+        sys.exit(f"no note in {args.folder}: py-spy sees running processes without notes")
     print(report(notes))
 
 

@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import REPO, Launch, commands_for, page_commands
+from launch import REPO, Launch, page_commands
 
 FOLDER, PIDS = page_commands("docs/troubleshooting.md", "Who hangs?")  # two commands
-HERE = os.uname().nodename
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 FRAMES = {
     "sum": ("train", 20, "dist.all_reduce(totals)  # all wait"),
@@ -68,11 +67,10 @@ def two_wait(folder):
         write(folder, rank, wait_in(7))
 
 
-def ask(folder, command=FOLDER, path=PATH):
-    """What a command of the page prints, or its message where it fails."""
-    command = command.replace("python scripts", f"{sys.executable} {REPO}/scripts")
-    argv = [shutil.which("bash"), "-c", command]
-    run = subprocess.run(argv, text=True, cwd=folder, env={"PATH": path}, capture_output=True)
+def ask(folder):
+    """What the page's command prints, or its message where it fails."""
+    command = FOLDER.replace("python scripts", f"{sys.executable} {REPO}/scripts")
+    run = subprocess.run(command.split(), text=True, cwd=folder, capture_output=True)
     return run.stderr or run.stdout
 
 
@@ -102,25 +100,15 @@ def test_rank_that_the_others_wait_for(tmp_path, note, expected):
     assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}"
 
 
-@pytest.fixture
-def process():
-    """A process that does nothing."""
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
-        yield process
-        process.kill()
-
-
-def stop(process):
+def test_stopped_rank(launch, tmp_path):
+    """Its last note can be from before the others' last collectives."""
+    (process,) = launch([["sleep", "1000"]]).processes
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-
-
-def test_stopped_rank(tmp_path, process):
-    """Its last note can be from before the others' last collectives."""
-    stop(process)
     two_wait(tmp_path)
-    write(tmp_path, 1, wait_in(7)[:1], "test", age=4, host=HERE, pid=process.pid)
-    expected = f"is stopped: process {process.pid} on {HERE} goes on after kill -CONT {process.pid}"
+    here, pid = os.uname().nodename, process.pid
+    write(tmp_path, 1, wait_in(7)[:1], "test", age=4, host=here, pid=pid)
+    expected = f"is stopped: process {pid} on {here} goes on after kill -CONT {pid}"
     assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}\n        4 s earlier {TEST[8:]}"
 
 
@@ -201,58 +189,26 @@ def test_many_ranks(tmp_path):
 
 # Running processes.
 
-# A rank with a helper process, which the launcher's variables reach, too.
 LOADS = """
-import subprocess, sys, time
+import time
 
 def load():
     print("loads", flush=True)
     time.sleep(1000)
 
-if len(sys.argv) > 1:
-    subprocess.Popen([sys.executable, __file__])
 load()
 """
 
 
-@pytest.mark.parametrize(
-    "names", (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")), ids=" ".join
-)
-def test_running_processes(launch, tmp_path, names):
-    """Among them a launcher, helpers of the ranks, and a rank that is stopped."""
+def test_running_processes(launch, tmp_path):
+    """py-spy shows the line of each."""
     script = tmp_path / "loads.py"
     script.write_text(LOADS)
-    ranks = [["env", f"{names[0]}={n}", f"{names[1]}=3", "python", script, "-"] for n in range(2)]
-    run = launch([["python", script], *ranks])
-    run.wait_for(lambda: run.out.count("loads") == 5, 60, "all")
-    stop(run.processes[2])
-    pid, place = run.processes[2].pid, "at load, loads.py:6: time.sleep(1000)\n"
-    assert ask(tmp_path, PIDS.replace("mnmc_ddp_env.py", str(script))) == (
-        "no collective is on record, only where the ranks are\n"
-        f"    rank 0 is {place}"
-        f"    rank 1 is stopped: process {pid} on {HERE} goes on after kill -CONT {pid}\n"
-        f"        {place}"
-        "    rank 2 is not among these processes: not started, or on another machine\n"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ("mnmc_ddp_tcp.py", "mnmc_ddp_mp.py"))
-def test_running_ranks_of_the_scripts_without_a_launcher(launch, tmp_path, script):
-    """Each waits for a rank that is not started: the third process, or the second node."""
-    if script == "mnmc_ddp_tcp.py":
-        commands = commands_for(script, 3, "--dataset", "synthetic")[:2]
-    else:
-        commands = commands_for(script, 2, "--dataset", "synthetic", "--nodes", 2)
-    run = launch(commands)
-    command = f"python scripts/who_hangs.py --pids {' '.join(str(p.pid) for p in run.processes)}"
-    expected = "init_process_group: it ends when all ranks have called it\n    ranks 0 and 1 wait"
-    run.wait_for(lambda: ask(tmp_path, command).startswith(expected), 60, "both ranks to wait")
-
-
-def test_pids_says_what_it_lacks(tmp_path, process):
-    command = f"python scripts/who_hangs.py --pids {process.pid}"
-    assert ask(tmp_path, command, path="/nowhere") == "--pids needs py-spy: pip install py-spy\n"
+    run = launch([["python", script], ["python", script]])
+    run.wait_for(lambda: run.out.count("loads") == 2, 60, "both")
+    command = ["bash", "-c", PIDS.replace("mnmc_ddp_env.py", str(script))]
+    shown = subprocess.run(command, env={"PATH": PATH}, capture_output=True, text=True).stdout
+    assert len(re.findall(r"^ +load \(.*loads.py:6\)$", shown, re.MULTILINE)) == 2, shown
 
 
 # Runs that hang.
