@@ -23,8 +23,8 @@ CALLS = []  # what the answers have called in this process: (name, count of numb
 ONE_RANK_ALONE = (
     "a rank waited for a call that the other rank did not make: all ranks must make the same "
     "collective calls in the same order, so look for one under an if, and for a loop that ends at "
-    "different times. Of send and receive, each needs its counterpart on the other rank: start both "
-    "before you wait for either"
+    "different times. Of send and receive, each needs its counterpart on the other rank: start "
+    "both, and wait for them afterwards"
 )
 PROCESS_ENDED = (
     "its process ended: gloo ends it where two calls meet that do not fit, in their order or their "
