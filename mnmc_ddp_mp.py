@@ -114,11 +114,12 @@ def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # 3 One process downloads. Two that download into one folder at once can spoil its files. Nodes
-    # can share a folder, so rank 0 goes first. load_split() downloads only what is missing.
+    # can share a folder, so rank 0 goes first.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
-    # A node can also have a folder of its own. There its first process downloads.
+    # A node can also have a folder of its own. There its first process downloads. In a folder that
+    # nodes share, nothing is missing now, and load_split() downloads nothing.
     if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
@@ -155,8 +156,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Easily forgotten: each rank augments with a seed of its own. Without * world_size, rank 1
-        # would have the seed of rank 0 in the next epoch. A resumed run gets the same seeds.
+        # Easily forgotten: each rank augments with a seed of its own. Without * world_size, rank 0
+        # would have in epoch 1 the seed of rank 1 in epoch 0. A resumed run gets the same seeds.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -240,8 +241,9 @@ def load_checkpoint(path, model, optimizer):
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: rank 0 decides for all ranks whether to resume. If each decided by itself, a
-    # rank that cannot see the file would begin with epoch 0, unnoticed, and the others with a later
-    # one. With rank 0's answer, such a rank stops in torch.load() with an error.
+    # rank that cannot see the file would begin with epoch 0, and the others with a later one. Their
+    # calls would match, so nobody would notice before the last epoch. With rank 0's answer, such a
+    # rank stops in torch.load() with an error.
     # The answer is a tensor on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
