@@ -113,13 +113,12 @@ def setup_distributed(args, local_rank):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads. Two that download into one folder at once can spoil its files. Nodes
-    # can share a folder, so rank 0 goes first.
+    # 3 One process downloads. Two that download into one folder at once can spoil its files. If all
+    # nodes share the folder, this is rank 0. If each node has its own, it is the first process of
+    # each node. Here both take turns, and load_split() downloads only what is missing.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
-    # A node can also have a folder of its own. There its first process downloads. In a folder that
-    # nodes share, nothing is missing now, and load_split() downloads nothing.
     if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
@@ -240,10 +239,9 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Make the folder for the saves now, so that a bad path fails before the first epoch.
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: rank 0 decides for all ranks whether to resume. If each decided by itself, a
-    # rank that cannot see the file would begin with epoch 0, and the others with a later one. Their
-    # calls would match, so nobody would notice before the last epoch. With rank 0's answer, such a
-    # rank stops in torch.load() with an error.
+    # Easily forgotten: rank 0 decides whether to resume, and then all ranks read the file. If each
+    # rank decided by itself, one that cannot see the file would begin with epoch 0 while the others
+    # go on, and would spoil the averaged gradients without an error. Now torch.load() stops it.
     # The answer is a tensor on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
