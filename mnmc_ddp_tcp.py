@@ -117,7 +117,7 @@ def train(args, local_rank, device):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # 3 One process downloads. Two that download into one folder at once can spoil its files. If all
     # nodes share the folder, this is rank 0. If each node has its own, it is the first process of
-    # each node. Here both take turns, and load_split() downloads only what is missing.
+    # each node. So rank 0 goes first, and then these. load_split() downloads only what is missing.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
@@ -134,7 +134,7 @@ def train(args, local_rank, device):
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
     # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks can have a
-    # batch more. That is allowed, because between test batches no rank waits for another one.
+    # batch more. That is allowed: we test without DDP, so no rank waits for another in between.
     test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
@@ -243,7 +243,7 @@ def load_checkpoint(path, model, optimizer):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Easily forgotten: rank 0 decides whether to resume, and then all ranks read the file. If each
     # rank decided by itself, one that cannot see the file would begin with epoch 0 while the others
-    # go on, and would spoil the averaged gradients without an error. Now torch.load() stops it.
+    # go on, and would spoil the averaged gradients without an error. Now its torch.load() fails.
     # The answer is a tensor on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
