@@ -91,11 +91,9 @@ LAUNCHERS = {
 @pytest.mark.slow
 def test_ctrl_c_ends_all_ranks(launch):
     """It goes to all processes of a terminal's foreground."""
-    runs = {}
     for name, command in LAUNCHERS.items():
         address = ["--init-method", f"tcp://127.0.0.1:{free_port()}"] if name == "mp" else []
-        runs[name] = launch([[*command, *address]], env={"NPROC": "2"})
-    for run in runs.values():
+        run = launch([[*command, *address]], env={"NPROC": "2"})
         run.wait_for(lambda run=run: len(run.inits()) == 2, 60, "both ranks")
         os.killpg(run.processes[0].pid, signal.SIGINT)
         gone(run, 30)
