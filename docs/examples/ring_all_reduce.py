@@ -30,7 +30,7 @@ def ring_all_reduce(tensor):
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
-tensor = torch.randn(1000)
+tensor = torch.randn(840)  # 840 can be cut into 2 to 8 equal pieces.
 expected = tensor.clone()
 dist.all_reduce(expected)
 sent = ring_all_reduce(tensor)
