@@ -60,9 +60,10 @@ def measure_parts(device):
     gradients = torch.zeros(sum(p.numel() for p in model.parameters()), device=device)
     parts = {}
     for workers in (0, 2):
-        batches = iter(build_loader(workers))
+        loader = build_loader(workers)
+        batches, steps = iter(loader), min(LOADER_STEPS, len(loader) - 1)
         name = f"loader alone, {workers} workers"
-        parts[name] = measure(lambda b=batches: next(b), device, LOADER_STEPS)
+        parts[name] = measure(lambda b=batches: next(b), device, steps)
     loader = build_loader(workers=2)
     parts["first batch of an epoch, 2 new workers"] = measure(lambda: next(iter(loader)), device)
     parts["step without communication"] = measure(lambda: step(model, images, labels), device)

@@ -59,10 +59,9 @@ def shard_model():
     with torch.device("meta"):  # Parameters with a shape and without memory.
         model = build_model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model:
-        fully_shard(block, mesh=mesh)
-        block.set_force_sum_reduction_for_comms(True)  # right on torch 2.8, too
-    fully_shard(model, mesh=mesh)
+    for module in [*model, model]:  # The blocks come first.
+        fully_shard(module, mesh=mesh)
+        module.set_force_sum_reduction_for_comms(True)  # right on torch 2.8, too
     model.to_empty(device="cpu")  # Now each rank allocates its own slices.
     torch.manual_seed(dist.get_rank())  # The slices of a parameter must differ.
     # Right for 2-D weights: a slice has fewer rows but all columns, and fan_in counts the columns.
