@@ -115,9 +115,9 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads. Two that download into one folder at once can spoil its files. If all
-    # nodes share the folder, this is rank 0. If each node has its own, it is the first process of
-    # each node. So rank 0 goes first, and then these. load_split() downloads only what is missing.
+    # 3 One process downloads into a folder: two at once can spoil its files. If all nodes share a
+    # folder, rank 0 fills it first. If each node has its own, the first process of each node (local
+    # rank 0) fills it next. load_split() downloads nothing that is already there.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
@@ -127,31 +127,33 @@ def train(args, local_rank, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
-    # 4 Take your own shard. The sampler shuffles alike on all ranks, but gives each a different
-    # part. It takes rank and world size from the process group. It repeats a few images, so that
-    # all ranks have equally many batches: in each backward they wait for one another.
+    # 4 Take your own shard. The sampler has its own seed. It shuffles alike on all ranks, but
+    # gives each a different part. It takes rank and world size from the process group. It repeats
+    # a few images, so that all ranks have equally many batches: each backward waits for all ranks.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
     # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks can have a
-    # batch more. That is allowed: we test without DDP, so no rank waits for another in between.
+    # batch more, because evaluate() makes no collective call between its batches.
     test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # 5 Wrap the model. The constructor copies the weights of rank 0 to all ranks. Each backward
-    # averages the gradients of all ranks. Each forward begins by copying BatchNorm's running
-    # statistics from rank 0 to all ranks.
+    # 5 Wrap the model, which is on its device already. The constructor copies the weights of rank 0
+    # to all ranks, whatever their seeds. Each backward averages the gradients of all ranks. Each
+    # forward begins by copying BatchNorm's running statistics from rank 0 to all ranks.
     ddp_model = DistributedDataParallel(model)
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
     # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
     # model, because the names in ddp_model's state begin with "module.".
-    optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
-    )
-    start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
+    # train_one_epoch() sets the learning rate of each step.
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
+    start_epoch = 0
+    if args.checkpoint:
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # A bad path fails at once.
+        start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if rank == 0 and start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
@@ -239,11 +241,10 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    # Make the folder for the saves now, so that a bad path fails before the first epoch.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Easily forgotten: rank 0 decides whether to resume, and then all ranks read the file. If each
-    # rank decided by itself, one that cannot see the file would begin with epoch 0 while the others
-    # go on, and would spoil the averaged gradients without an error. Now its torch.load() fails.
+    # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
+    # rank that cannot see the file would begin with epoch 0 while the others go on, and would spoil
+    # the averaged gradients without an error. This way torch.load() fails there. Each rank has to
+    # read the file, because DDP copies the model of rank 0 to the others, and not the optimizer.
     # The answer is a tensor on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
@@ -292,8 +293,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong (standard deviation 350, pixels go to 255). With
-        # less noise the task would be too easy.
+        # template plus noise. The noise is strong: its standard deviation is 350, and a pixel is at
+        # most 255. With less noise the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)

@@ -45,10 +45,12 @@ def train(args, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(  # train_one_epoch() changes lr in each step.
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
-    )
-    start_epoch = load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else 0
+    # train_one_epoch() sets the learning rate of each step.
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
+    start_epoch = 0
+    if args.checkpoint:
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # A bad path fails at once.
+        start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
@@ -123,8 +125,6 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    # Make the folder for the saves now, so that a bad path fails before the first epoch.
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return 0
     try:
@@ -170,8 +170,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong (standard deviation 350, pixels go to 255). With
-        # less noise the task would be too easy.
+        # template plus noise. The noise is strong: its standard deviation is 350, and a pixel is at
+        # most 255. With less noise the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)
