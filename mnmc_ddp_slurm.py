@@ -129,9 +129,9 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads into a folder: two at once can spoil its files. If all nodes share a
-    # folder, rank 0 fills it first. If each node has its own, the first process of each node (local
-    # rank 0) fills it next. load_split() downloads nothing that is already there.
+    # 3 One process downloads into a folder: two at once can spoil its files. Rank 0 goes first. The
+    # first process of each node (local rank 0) goes next, because nodes can have folders of their
+    # own. load_split() downloads nothing that is already there.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
@@ -258,7 +258,7 @@ def load_checkpoint(path, model, optimizer):
     # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
     # rank that cannot see the file would begin with epoch 0 while the others go on, and would spoil
     # the averaged gradients without an error. This way torch.load() fails there. Each rank has to
-    # read the file, because DDP copies the model of rank 0 to the others, and not the optimizer.
+    # read the file: DDP has copied the weights before this, and never copies the optimizer's state.
     # The answer is a tensor on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
