@@ -190,6 +190,17 @@ def test_run_that_saves_nothing_is_not_requeued(cluster, tmp_path):
     job.wait_for(lambda: job.states() == {"PENDING"}, 90, "the job to be in the queue again")
 
 
+def test_only_the_task_of_an_array_that_is_signalled_is_requeued(cluster, tmp_path):
+    """Its last task, whose number is that of the whole array."""
+    job = JobThatSaves(cluster, tmp_path, "--array", "0-1")
+    job.wait_for(lambda: job.out.count("training") == 2, 60, "both tasks")
+    (tmp_path / "go").touch()
+    job.wait_for(lambda: job.out.count("wrote go") == 2, 60, "both checkpoints")
+    cluster.ask("scancel", "--batch", "--signal", "USR1", f"{job.number}_1")
+    job.wait_for(lambda: "PENDING" in job.states(), 90, "a task to be in the queue again")
+    assert job.states() == {"PENDING", "RUNNING"}, job.story()
+
+
 def test_refused_requeue_says_how_to_resume(cluster, tmp_path):
     """On a cluster, or for a job, that must not be requeued; the job goes on to its limit."""
     job = JobThatSaves(cluster, tmp_path, "--no-requeue")
