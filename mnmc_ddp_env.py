@@ -106,9 +106,9 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads into a folder: two at once can spoil its files. Rank 0 goes first. The
-    # first process of each node (local rank 0) goes next, because nodes can have folders of their
-    # own. load_split() downloads nothing that is already there.
+    # 3 Two processes that download into one folder can spoil its files. Where all nodes share the
+    # folder, rank 0 downloads for all. Where nodes have folders of their own, the first process of
+    # each (local rank 0) downloads next. load_split() downloads nothing that is already there.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
@@ -143,7 +143,7 @@ def train(args, local_rank, device):
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
     start_epoch = 0
     if args.checkpoint:
-        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # A bad path fails at once.
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # An error comes now, not later.
         start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if rank == 0 and start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
@@ -234,9 +234,9 @@ def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
     # rank that cannot see the file would begin with epoch 0 while the others go on, and would spoil
-    # the averaged gradients without an error. This way torch.load() fails there. Each rank has to
-    # read the file: DDP has copied the weights before this, and never copies the optimizer's state.
-    # The answer is a tensor on the model's device, because nccl sends only from GPUs.
+    # the averaged gradients without an error. With rank 0's answer torch.load() fails on that rank.
+    # All ranks read the file: DDP copied rank 0's weights earlier, when it wrapped the model, and
+    # never copies the optimizer's state. nccl sends only from GPUs, so the answer is on the device.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:

@@ -53,7 +53,7 @@ def train(args, device):
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
     start_epoch = 0
     if args.checkpoint:
-        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # A bad path fails at once.
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # An error comes now, not later.
         start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
