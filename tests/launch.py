@@ -50,7 +50,7 @@ TORCHRUN_SAYS = re.compile(
 
 def without_gloo_lines(text):
     """What a program printed but for what gloo adds on torch 2.8, in two parts that can mix."""
-    gloo = r"^.*(\[Gloo\] Rank|Expected number of connected peer ranks).*\n"
+    gloo = r"^.*(\[Gloo\] Rank|Expected number of connected peer ranks).*\n(\d*\n)*"
     return re.sub(gloo, "", text, flags=re.MULTILINE)
 
 
@@ -307,7 +307,7 @@ def end_forked(processes, seconds):
 def run_forked(script, arguments, folder, seconds=20):
     """Returns (exit status, stdout, stderr); the status is None when it took longer."""
     (code,) = end_forked([start_forked(REPO / script, arguments, folder, {})], seconds)
-    return code, (folder / "out").read_text(), (folder / "err").read_text()
+    return code, without_gloo_lines((folder / "out").read_text()), (folder / "err").read_text()
 
 
 def run_forked_ranks(path, processes, port, folder, seconds=60, arguments=()):
