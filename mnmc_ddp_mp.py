@@ -62,7 +62,7 @@ def parse_args():
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
+    add("--checkpoint", type=Path, help="save every epoch; resume if it exists; all nodes share it")
     add("--backend", choices=("gloo", "nccl", "xccl"), help="default: nccl on GPUs, gloo on CPUs")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks; needs GPUs")
@@ -113,13 +113,12 @@ def setup_distributed(args, local_rank):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 Two processes that download into one folder can spoil its files. Where all nodes share the
-    # folder, rank 0 downloads for all. Where nodes have folders of their own, the first process of
-    # each (local rank 0) downloads next. load_split() downloads nothing that is already there.
-    if rank == 0:
+    # 3 Two processes that download into one folder can spoil its files. So one process downloads,
+    # and the others find the files there: load_split() downloads only what is missing.
+    if rank == 0:  # for all nodes that share the folder
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
-    if local_rank == 0:
+    if local_rank == 0:  # one process of each node, for nodes with folders of their own
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -131,8 +130,8 @@ def train(args, local_rank, device):
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
     # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
-    # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks can have a
-    # batch more, because evaluate() makes no collective call between its batches.
+    # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks may get a
+    # batch more. That is safe, because evaluate() makes no collective call between its batches.
     test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
@@ -142,15 +141,15 @@ def train(args, local_rank, device):
     # 5 Wrap the model, which is on its device already. The constructor copies the weights of rank 0
     # to all ranks, whatever their seeds. Each backward averages the gradients of all ranks. Each
     # forward begins by copying BatchNorm's running statistics from rank 0 to all ranks.
-    ddp_model = DistributedDataParallel(model)
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
     # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
     # model, because the names in ddp_model's state begin with "module.".
-    # train_one_epoch() sets the learning rate of each step.
+    ddp_model = DistributedDataParallel(model)
+    # No lr here: train_one_epoch() sets it in each step.
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
     start_epoch = 0
     if args.checkpoint:
-        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # An error comes now, not later.
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # Fail here, not after an epoch.
         start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if rank == 0 and start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
@@ -164,7 +163,7 @@ def train(args, local_rank, device):
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
         seconds = time.perf_counter() - started
         correct, count = evaluate(model, test_loader, device)
-        if rank == 0:  # 7 One rank prints and saves. No collective call may stand under this if.
+        if rank == 0:  # 7 One rank prints and saves, others go on: no collective calls in here.
             if args.checkpoint:
                 save_checkpoint(args.checkpoint, model, optimizer, epoch + 1)
             print(
@@ -211,9 +210,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: the last training forward copied BatchNorm's running statistics (buffers)
-    # from rank 0 to all ranks, but then each rank updated them with its own images. So copy them
-    # once more, and all ranks test the model that rank 0 saves.
+    # Easily forgotten: a training forward first copies BatchNorm's running statistics (buffers)
+    # from rank 0, but then each rank updates them with its own images, so now they differ. Copy
+    # them once more, and all ranks test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -239,11 +238,11 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
-    # rank that cannot see the file would begin with epoch 0 while the others go on, and would spoil
-    # the averaged gradients without an error. With rank 0's answer torch.load() fails on that rank.
-    # All ranks read the file: DDP copied rank 0's weights earlier, when it wrapped the model, and
-    # never copies the optimizer's state. nccl sends only from GPUs, so the answer is on the device.
+    # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it. DDP
+    # does not help: its constructor has run already, and it never copies the optimizer's state.
+    # Easily forgotten: rank 0 decides for all whether to resume. Otherwise a rank that cannot see
+    # the file would begin with epoch 0 and spoil the averaged gradients of the others, without an
+    # error. Like this it fails in torch.load(). nccl sends only from GPUs, so the answer is on one.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:

@@ -33,7 +33,7 @@ def parse_args():
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--checkpoint", type=Path, metavar="FILE", help="save every epoch; resume if it exists")
+    add("--checkpoint", type=Path, help="save every epoch; resume if it exists")
     return parser.parse_args()
 
 
@@ -49,11 +49,11 @@ def train(args, device):
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
     # The wrapper has no weights of its own: it trains those of model. We test and save model.
     dp_model = nn.DataParallel(model)
-    # train_one_epoch() sets the learning rate of each step.
+    # No lr here: train_one_epoch() sets it in each step.
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
     start_epoch = 0
     if args.checkpoint:
-        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # An error comes now, not later.
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # Fail here, not after an epoch.
         start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
