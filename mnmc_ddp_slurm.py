@@ -129,9 +129,9 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 Two processes that download into one folder can spoil its files. So one process downloads,
-    # and the others find the files there: load_split() downloads only what is missing.
-    if rank == 0:  # for all nodes that share the folder
+    # 3 Two processes that download into one folder can spoil its files, so they take turns. Nodes
+    # may share the folder or not: both cases work. load_split() downloads only what is missing.
+    if rank == 0:  # enough for nodes that share the folder
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
     if local_rank == 0:  # one process of each node, for nodes with folders of their own
@@ -152,7 +152,7 @@ def train(args, local_rank, device):
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # In training SyncBatchNorm normalizes with the images of all ranks.
+    if args.sync_bn:  # In training, SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model, which is on its device already. The constructor copies the weights of rank 0
     # to all ranks, whatever their seeds. Each backward averages the gradients of all ranks. Each
@@ -226,9 +226,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: a training forward first copies BatchNorm's running statistics (buffers)
-    # from rank 0, but then each rank updates them with its own images, so now they differ. Copy
-    # them once more, and all ranks test the model that rank 0 saves.
+    # Easily forgotten: in training a forward copies BatchNorm's running statistics (buffers) from
+    # rank 0, but then each rank updates them with its own images, so now they differ. Copy them
+    # once more, and all ranks test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -255,10 +255,11 @@ def save_checkpoint(path, model, optimizer, epoch):
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it. DDP
-    # does not help: its constructor has run already, and it never copies the optimizer's state.
+    # would not send what it holds: its constructor has run, and never sends optimizer state.
     # Easily forgotten: rank 0 decides for all whether to resume. Otherwise a rank that cannot see
     # the file would begin with epoch 0 and spoil the averaged gradients of the others, without an
-    # error. Like this it fails in torch.load(). nccl sends only from GPUs, so the answer is on one.
+    # error. With rank 0's answer that rank fails in torch.load(). The answer is on the model's
+    # device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:
@@ -306,8 +307,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong: its standard deviation is 350, and a pixel is at
-        # most 255. With less noise the task would be too easy.
+        # template plus noise, cut off at 0 and 255. The noise is strong: its standard deviation is
+        # 350. With less noise the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)

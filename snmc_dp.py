@@ -174,8 +174,8 @@ def load_split(dataset, data_root, train):
     """Returns a split as a Dataset of pairs: image uint8 (C, H, W), label int64 ()."""
     if dataset == "synthetic":
         # Each class has a template, a grid of 7 x 7 random gray squares. An image is its class's
-        # template plus noise. The noise is strong: its standard deviation is 350, and a pixel is at
-        # most 255. With less noise the task would be too easy.
+        # template plus noise, cut off at 0 and 255. The noise is strong: its standard deviation is
+        # 350. With less noise the task would be too easy.
         generator = torch.Generator().manual_seed(0)  # the same templates for both splits
         templates = F.interpolate(torch.rand(10, 1, 7, 7, generator=generator), scale_factor=4)
         generator.manual_seed(1 if train else 2)

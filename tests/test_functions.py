@@ -22,14 +22,15 @@ def test_augment_mirrors_about_half_of_the_images():
 
 @pytest.mark.parametrize(("dataset", "calls"), [("cifar10", 2), ("mnist", 0)])
 def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
-    """Each of its batches, and none of a test."""
+    """Each of its batches, and none of a test. Training begins in training mode, after any test."""
     seen = []
     monkeypatch.setattr(snsc, "augment", lambda images: seen.append(images) or images)
     data = TensorDataset(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.zeros(4).long())
-    loader, model = DataLoader(data, 2), snsc.ConvNet()
+    loader, model = DataLoader(data, 2), snsc.ConvNet().eval()
     args = SimpleNamespace(dataset=dataset, lr=0.1, batch_size=2, epochs=1, amp=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     snsc.train_one_epoch(model, loader, optimizer, 0, args, torch.device("cpu"))
+    assert model.training
     snsc.evaluate(model, loader, torch.device("cpu"))
     assert len(seen) == calls
 

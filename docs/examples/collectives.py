@@ -75,5 +75,5 @@ if rank in (0, 2):
     dist.broadcast(number, src=2, group=outer)  # src is the rank in the world, not in the group
     print(f"rank {rank}: {dist.get_rank(outer)} in the group, broadcast gave {number.tolist()}")
     assert dist.get_rank(outer) == rank // 2 and number.tolist() == [2]
-dist.barrier()  # Rank 1 waits: if it left now, ranks 0 and 2 could fail while they still connect.
+dist.barrier()  # Rank 1 waits for the others, and all leave together.
 dist.destroy_process_group()
