@@ -90,7 +90,7 @@ def setup_distributed(args):
         backend=backend,
         init_method="env://",  # torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
         timeout=timedelta(seconds=args.timeout),
-        # Given a device_id, nccl and xccl connect the GPUs here and not in the first collective
+        # Given a device_id, nccl and xccl also connect the GPUs here, not in the first collective
         # call, so a fault of the network shows at once. gloo takes no device_id.
         device_id=None if backend == "gloo" else device,
     )
@@ -106,12 +106,14 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 Two processes that download into one folder can spoil its files, so they take turns. Nodes
-    # may share the folder or not: both cases work. load_split() downloads only what is missing.
-    if rank == 0:  # enough for nodes that share the folder
+    # 3 One process downloads: two that download into one folder at once can spoil its files.
+    # load_split() downloads only what is missing.
+    if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
-    if local_rank == 0:  # one process of each node, for nodes with folders of their own
+    # If the nodes share the folder, the files are there now and nothing more is downloaded. If each
+    # node has a folder of its own, one process of each node downloads here.
+    if local_rank == 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -149,8 +151,8 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Easily forgotten: each rank augments with a seed of its own. Without * world_size, rank 0
-        # would have in epoch 1 the seed of rank 1 in epoch 0. A resumed run gets the same seeds.
+        # Easily forgotten: each rank augments with a seed of its own. seed + epoch + rank would
+        # give rank 0 in epoch 1 the seed of rank 1 in epoch 0. A resumed run gets the same seeds.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -231,12 +233,11 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it. DDP
-    # would not send what it holds: its constructor has run, and never sends optimizer state.
+    # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it.
     # Easily forgotten: rank 0 decides for all whether to resume. Otherwise a rank that cannot see
     # the file would begin with epoch 0 and spoil the averaged gradients of the others, without an
-    # error. With rank 0's answer that rank fails in torch.load(). The answer is on the model's
-    # device, because nccl sends only from GPUs.
+    # error. Now such a rank fails in torch.load(). The answer is on the model's device, because
+    # nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:
