@@ -62,7 +62,7 @@ def parse_args():
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--checkpoint", type=Path, help="save every epoch; resume if it exists; all nodes share it")
+    add("--checkpoint", type=Path, help="save every epoch; resume if it exists; all nodes read it")
     add("--backend", choices=("gloo", "nccl", "xccl"), help="default: nccl on GPUs, gloo on CPUs")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks; needs GPUs")
@@ -115,14 +115,14 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads: two that download into one folder at once can spoil its files.
-    # load_split() downloads only what is missing.
+    # 3 One process downloads. First rank 0 alone, because all nodes may share the folder, and two
+    # processes that download into one folder can spoil its files.
     if rank == 0:
         load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
     dist.barrier()  # waits for all ranks
-    # If the nodes share the folder, the files are there now and nothing more is downloaded. If each
-    # node has a folder of its own, one process of each node downloads here.
-    if local_rank == 0:
+    # Then one process of each other node, because a node may have a folder of its own. In a shared
+    # folder load_split() finds the files, and downloads nothing.
+    if local_rank == 0 and rank != 0:
         load_split(args.dataset, args.data_root, train=True)
     dist.barrier()
     train_set = load_split(args.dataset, args.data_root, train=True)
@@ -143,8 +143,8 @@ def train(args, local_rank, device):
     if args.sync_bn:  # In training, SyncBatchNorm normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model, which is on its device already. The constructor copies the weights of rank 0
-    # to all ranks, whatever their seeds. Each backward averages the gradients of all ranks. Each
-    # forward begins by copying BatchNorm's running statistics from rank 0 to all ranks.
+    # to all ranks. Each forward begins by copying BatchNorm's running statistics from rank 0 to all
+    # ranks. Each backward averages the gradients of all ranks.
     # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
     # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
     # model, because the names in ddp_model's state begin with "module.".
@@ -160,8 +160,9 @@ def train(args, local_rank, device):
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Easily forgotten: each rank augments with a seed of its own. seed + epoch + rank would
-        # give rank 0 in epoch 1 the seed of rank 1 in epoch 0. A resumed run gets the same seeds.
+        # Easily forgotten: each rank augments with a seed of its own. Otherwise all ranks mirror
+        # the images at the same places of their batches. The factor world_size keeps the seeds of
+        # one epoch apart from those of the next.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -214,9 +215,9 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
     """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: in training a forward copies BatchNorm's running statistics (buffers) from
-    # rank 0, but then each rank updates them with its own images, so now they differ. Copy them
-    # once more, and all ranks test the model that rank 0 saves.
+    # Easily forgotten: each rank updates BatchNorm's running statistics (buffers) with its own
+    # images. DDP copies rank 0's to all ranks only at the start of a forward of ddp_model, so after
+    # the last step they differ. Copy them here, and all ranks test the model that rank 0 saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
@@ -242,15 +243,15 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it.
-    # Easily forgotten: rank 0 decides for all whether to resume. Otherwise a rank that cannot see
-    # the file would begin with epoch 0 and spoil the averaged gradients of the others, without an
-    # error. Now such a rank fails in torch.load(). The answer is on the model's device, because
-    # nccl sends only from GPUs.
+    # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
+    # rank that cannot see the file would begin with epoch 0 beside the resumed ones, and spoil the
+    # averaged gradients. The tensor is on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
     if not exists:
         return 0
+    # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it. A
+    # rank that cannot see the file fails here.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many errors, and does not name the file.
