@@ -60,6 +60,39 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
     check_equal(cut, whole)
 
 
+LOADS = """
+import os, signal
+from torch.utils.data import DataLoader
+signals = []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: signals.append(number))
+# The worker's data are the process ids of itself.
+class Pids(list):
+    def __getitem__(self, index):
+        return os.getpid()
+loader = DataLoader(
+    Pids(range(100)), num_workers=1, worker_init_fn=lambda _: INIT, persistent_workers=True,
+    multiprocessing_context="fork",
+)
+for step, pid in enumerate(loader):
+    if step == 0:
+        os.kill(pid, signal.SIGUSR1)
+        os.killpg(0, signal.SIGTERM)
+print("saved", signals)
+"""
+
+
+def test_worker_survives_a_signal_to_its_rank_and_ends_with_it(launch, tmp_path):
+    """With what the page calls in worker_init_fn. Without it the worker dies with the signal; one
+    that ignores SIGTERM would keep its rank from ending.
+    """
+    page = (REPO / "docs" / "checkpoints.md").read_text()
+    (call,) = re.findall(r"call `(.*)` in\s+`worker_init_fn`", page)
+    (tmp_path / "loads.py").write_text(LOADS.replace("INIT", call))
+    run = launch([["python", tmp_path / "loads.py"]]).succeeded(30)
+    assert run.out == "saved [15]\n", run.story()
+
+
 def test_requeued_job_resumes_in_mid_epoch(tmp_path):
     """On a real Slurm, with the lines that the page gives for a SETUP file.
 
