@@ -61,7 +61,7 @@ def parse_args():
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--checkpoint", type=Path, help="save every epoch; resume if it exists; all nodes read it")
+    add("--checkpoint", type=Path, help="save every epoch; resume if it exists; in a shared folder")
     add("--backend", choices=("gloo", "nccl", "xccl"), help="default: nccl on GPUs, gloo on CPUs")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks; needs GPUs")
@@ -119,7 +119,7 @@ def train(args, local_rank, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
-    # 4 Take your own shard. The sampler has its own seed. It shuffles alike on all ranks, but
+    # 4 Take your own shard. The sampler has its own seed, so it shuffles alike on all ranks, but
     # gives each a different part. It takes rank and world size from the process group. It repeats
     # a few images, so that all ranks have equally many batches: each backward waits for all ranks.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
