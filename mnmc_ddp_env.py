@@ -119,7 +119,7 @@ def train(args, local_rank, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
-    # 4 Take your own shard. The sampler has its own seed, so it shuffles alike on all ranks, but
+    # 4 Take your own shard. The sampler shuffles by args.seed alone, so alike on all ranks, but
     # gives each a different part. It takes rank and world size from the process group. It repeats
     # a few images, so that all ranks have equally many batches: each backward waits for all ranks.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
@@ -152,8 +152,8 @@ def train(args, local_rank, device):
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
         # Easily forgotten: each rank augments with a seed of its own. Otherwise all ranks mirror
-        # the images at the same places of their batches. The factor world_size keeps the seeds of
-        # one epoch apart from those of the next.
+        # the images at the same positions of their batches. The factor world_size keeps the seeds
+        # of one epoch apart from those of the next.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
         loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
@@ -235,7 +235,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 def load_checkpoint(path, model, optimizer):
     """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
     # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
-    # rank that cannot see the file would begin with epoch 0 beside the resumed ones, and spoil the
+    # rank that cannot see the file would begin with epoch 0 while the others resume, and spoil the
     # averaged gradients. The tensor is on the model's device, because nccl sends only from GPUs.
     exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
     dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
