@@ -45,11 +45,12 @@ def read_notes(folder):
     return {note["rank"]: note | {"calls": read_calls(note["recorder"])} for note in notes}
 
 
-def is_stopped(note):
-    """Whether a process of this machine is stopped, which ps shows as T."""
+def read_state(note):
+    """Returns the letter that ps shows for a process: T if stopped, "" if gone, ? if elsewhere."""
+    if note["host"] != HERE:
+        return "?"
     stat = Path(f"/proc/{note['pid']}/stat")
-    is_here = note["host"] == HERE and stat.exists()
-    return is_here and stat.read_text().rpartition(")")[2].split()[0] == "T"
+    return stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else ""
 
 
 def is_waiting(entry):
@@ -126,7 +127,9 @@ def describe_problem(note, now):
     process, silence = f"process {note['pid']} on {note['host']}", now - note["time"]
     if not note["running"]:
         return "has left the script: its output says whether it failed"
-    if is_stopped(note):
+    if read_state(note) in ("", "Z"):
+        return "has died: its output says why"
+    if read_state(note) == "T":
         return f"is stopped: {process} goes on after kill -CONT {note['pid']}"
     if silence > PATIENCE:
         return f"has written no note for {silence:.0f} s: look at {process}"

@@ -100,8 +100,8 @@ def test_rank_that_the_others_wait_for(tmp_path, note, expected):
     assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}"
 
 
-def test_stopped_rank(launch, tmp_path):
-    """Its last note can be from before the others' last collectives."""
+def test_stopped_rank_and_dead_rank(launch, tmp_path):
+    """The last note can be from before the others' last collectives."""
     (process,) = launch([["sleep", "1000"]]).processes
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -110,6 +110,10 @@ def test_stopped_rank(launch, tmp_path):
     write(tmp_path, 1, wait_in(7)[:1], "test", age=4, host=here, pid=pid)
     expected = f"is stopped: process {pid} on {here} goes on after kill -CONT {pid}"
     assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}\n        4 s earlier {TEST[8:]}"
+    process.kill()
+    process.wait()
+    expected = f"has died: its output says why\n        4 s earlier {TEST[8:]}"
+    assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}"
 
 
 def test_collectives_that_differ(tmp_path):
