@@ -62,7 +62,8 @@ def test_docstring_commands_for_two_processes_print_the_same_numbers(launch):
 def test_amp_on_cpu_learns_as_well_as_fp32(tmp_path):
     """In bf16 the numbers are others, and the accuracy is within a point."""
     _, out, _ = run_forked("snsc.py", ONE_EPOCH, tmp_path / "fp32")
-    _, out_amp, _ = run_forked("snsc.py", [*ONE_EPOCH, "--amp"], tmp_path / "amp")
+    code, out_amp, err = run_forked("snsc.py", [*ONE_EPOCH, "--amp"], tmp_path / "amp", seconds=60)
+    assert code == 0, err
     ((fp32,), (amp,)) = map(read_epochs, (out, out_amp))
     assert any(amp[name] != fp32[name] for name in ("loss", "train", "correct"))
     assert abs(amp["test"] - fp32["test"]) < 1
