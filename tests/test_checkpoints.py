@@ -123,6 +123,15 @@ def test_file_that_is_no_checkpoint_is_refused_by_its_name(tmp_path, kind):
     assert not (tmp_path / "ran").exists()
 
 
+def test_checkpoint_of_a_gpu_is_read_without_one(tmp_path, monkeypatch):
+    """Its tensors are marked as those of GPU 0."""
+    path, (model, optimizer) = tmp_path / "last.pt", parts()
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.serialization.location_tag", lambda _: "cuda:0")
+        snsc.save_checkpoint(path, model, optimizer, 1)
+    assert snsc.load_checkpoint(path, model, optimizer) == 1
+
+
 def test_checkpoint_of_another_model_is_refused_and_kept(tmp_path):
     """By torch's own message, whose last line names what does not fit."""
     path, (model, optimizer) = tmp_path / "last.pt", parts()
