@@ -90,7 +90,7 @@ def test_who_hangs_reads_the_collectives_of_nccl(both_nccl, tmp_path, options):
 @pytest.mark.parametrize("dataset", ("mnist", "cifar10"))
 @pytest.mark.parametrize("options", ((), ("--amp",)), ids=("fp32", "bf16"))
 def test_training_without_a_stride_warning(launch, both_nccl, tmp_path, dataset, options):
-    """channels_last images, weights, and gradients that are views of DDP's buckets fit together."""
+    """channels_last images and weights fit together with DDP's buckets."""
     write_cifar10(tmp_path / "data", per_file=16, test=11)
     write_mnist(tmp_path / "data", train=80, test=11)
     env = accept_any_cifar10(tmp_path / "site")
