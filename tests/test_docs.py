@@ -44,7 +44,6 @@ def test_every_block_is_of_a_kind_that_is_checked(page):
         "bash": r"run$|run at once$|run by \S+$|not run: .+",
         "diff": r"diff \S+ \S+$|patch \S+$|all of \S+ \S+$",
         "python": r"(show|program|excerpt) .+",
-        "yaml": r"excerpt \S+$",
         "mermaid": "$",
     }
     for block in blocks:
