@@ -228,6 +228,14 @@ def test_rank_waits_for_a_call_that_the_other_does_not_make(tmp_path, name):
     assert says("rank stalled", err, 10000) == (1 in expected), err
 
 
+def test_result_of_a_collective_is_in_the_contiguous_copy(tmp_path):
+    """Of a transposed tensor, which nccl refuses."""
+    lines = "join(); t = (torch.ones(2, 3) * (1 - rank)).t(); copy = t.contiguous()\n"
+    lines += "dist.broadcast(copy, 0); print(t.sum().item(), copy.sum().item())"
+    codes, out, err = run_ranks(tmp_path, 2, lines)
+    assert codes == [0, 0] and sorted(out.split()) == ["0.0", "6.0", "6.0", "6.0"], (out, err)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("messages", LAUNCHES, ids=lambda messages: messages[0])
 def test_launch_says_its_messages(launch, tmp_path, messages):
