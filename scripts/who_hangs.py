@@ -122,12 +122,17 @@ def describe_place(stack):
     return f"at {function}, {filename}:{line}: {code.partition('  #')[0].strip()}"
 
 
-def describe_problem(note, now):
+def is_dead(note):
+    """Whether a rank's process is gone, although its script had not ended."""
+    return note["running"] and read_state(note) in ("", "Z")
+
+
+def describe_problem(note, now, was_killed):
     """Says what is wrong with a rank's process; "" when it runs and writes notes."""
     process, silence = f"process {note['pid']} on {note['host']}", now - note["time"]
     if not note["running"]:
         return "has left the script: its output says whether it failed"
-    if read_state(note) in ("", "Z"):
+    if is_dead(note) and not was_killed:
         return "has died: its output says why"
     if read_state(note) == "T":
         return f"is stopped: {process} goes on after kill -CONT {note['pid']}"
@@ -161,7 +166,8 @@ def report(notes):
     if len(notes) == len(ranks) and not any(note["running"] for note in notes.values()):
         return f"all {len(ranks)} ranks have left the script"
     now = max(note["time"] for note in notes.values())
-    problems = {rank: describe_problem(note, now) for rank, note in notes.items()}
+    was_killed = all(map(is_dead, notes.values()))  # The notes say what they did before.
+    problems = {rank: describe_problem(note, now, was_killed) for rank, note in notes.items()}
     sound = [rank for rank, problem in problems.items() if not problem]
     joining = {r for r in sound if any("init_process_group" in f for f in notes[r]["stack"])}
     group, number = find_hang(notes, sound)
@@ -201,6 +207,8 @@ def report(notes):
         lines.append(f"    {name_ranks(those)} {verb} {rest or where}")
         if rest and where:
             lines.append(f"        {where}")
+    if was_killed:
+        lines.insert(0, "no rank runs any more: this is from before they ended")
     if time.time() - now > PATIENCE:
         lines.insert(0, f"the newest note is {time.time() - now:.0f} s old")
     return "\n".join(lines)

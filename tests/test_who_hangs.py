@@ -114,6 +114,11 @@ def test_stopped_rank_and_dead_rank(launch, tmp_path):
     process.wait()
     expected = f"has died: its output says why\n        4 s earlier {TEST[8:]}"
     assert ask(tmp_path) == f"{SEVEN}    rank 1 {expected}"
+    for rank in (0, 2):  # Somebody has killed the run.
+        write(tmp_path, rank, wait_in(7), host=here, pid=pid)
+    report = ask(tmp_path).partition("\n")
+    assert report[0] == "no rank runs any more: this is from before they ended"
+    assert report[2] == f"{SEVEN}    rank 1 has not called it: {LAST}{TEST}"
 
 
 def test_collectives_that_differ(tmp_path):

@@ -8,6 +8,7 @@ start_watching(). nccl's entries are asked for as torch's sources say, because n
 run this on.
 """
 
+import faulthandler
 import json
 import os
 import runpy
@@ -50,6 +51,7 @@ def watch(rank, world_size, folder="who_hangs"):
 def start_watching():
     """Call it before init_process_group. Under srun: SLURM_PROCID and SLURM_STEP_NUM_TASKS."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # collectives that torch remembers
+    faulthandler.enable()  # An abort prints the line of each thread.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     threading.Thread(target=watch, args=(rank, world_size)).start()
 
