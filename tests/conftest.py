@@ -1,5 +1,6 @@
 """The launch fixture, and the rule that with CI=true a test may be skipped for a GPU alone."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -30,18 +31,16 @@ def pytest_configure(config):
 @pytest.fixture
 def launch(tmp_path):
     """Starts commands, or a script with so many processes; all of it ends with the test."""
-    started = []
+    running = contextlib.ExitStack()
 
     def start(script_or_commands, processes=1, *options, env=None):
         commands = script_or_commands
         if isinstance(commands, str):
             commands = commands_for(commands, processes, *options)
-        started.append(Launch(commands, tmp_path / "output", env=env))
-        return started[-1]
+        return running.enter_context(Launch(commands, tmp_path / "output", env=env))
 
-    yield start
-    for run in started:
-        run.__exit__()
+    with running:
+        yield start
 
 
 def can_make_hosts():

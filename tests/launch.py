@@ -18,6 +18,8 @@ from unittest import mock
 
 import psutil
 import pytest
+import torch
+import update_pages
 
 REPO = Path(__file__).resolve().parents[1]
 # A list, because a reader's own files may lie beside the scripts.
@@ -254,14 +256,22 @@ def docstring_commands(script):
     return [command for command in commands if command]
 
 
+def page_blocks(page, section):
+    blocks = update_pages.read_blocks((REPO / page).read_text())
+    assert (found := [b for b in blocks if b.heading == section]), f"no {section} in {page}"
+    return found
+
+
 def page_commands(page, section):
     """The commands of a page's section that are marked as run, in one line each."""
-    text = (REPO / page).read_text()
-    heading = re.search(rf"^(#+) {re.escape(section)}$", text, re.MULTILINE)
-    assert heading, f"no section {section} in {page}"
-    part = re.split(rf"^#{{2,{len(heading[1])}}} ", text[heading.end() :], flags=re.MULTILINE)[0]
-    found = re.findall(r"<!-- run[^>]*-->\n```bash\n(.*?)```", part, re.DOTALL)
-    return [" ".join(line.split()) for line in "".join(found).replace("\\\n", "").splitlines()]
+    blocks = page_blocks(page, section)
+    code = "".join(b.code for b in blocks if b.language == "bash" and b.mark.startswith("run"))
+    return [" ".join(line.split()) for line in code.replace("\\\n", "").splitlines()]
+
+
+def page_output(page, section):
+    """What a page's section shows as printed: its blocks of text."""
+    return [block.code for block in page_blocks(page, section) if block.language == "text"]
 
 
 # A forked process starts a script in 0.1 s, not 4, because its server has imported torch.
@@ -310,9 +320,9 @@ def run_forked(script, arguments, folder, seconds=20):
     return code, without_gloo_lines((folder / "out").read_text()), (folder / "err").read_text()
 
 
-def run_forked_ranks(path, processes, port, folder, seconds=60, arguments=()):
+def run_forked_ranks(path, processes, folder, arguments=(), seconds=60):
     """Runs a file as torchrun would, with 0 processes as python; returns (statuses, out, err)."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     ranks = [shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(r)) for r in range(processes)]
     folders = [folder / str(rank) for rank in range(processes or 1)]
@@ -322,3 +332,9 @@ def run_forked_ranks(path, processes, port, folder, seconds=60, arguments=()):
     codes = end_forked(started, seconds)
     out, err = ("".join((f / name).read_text() for f in folders) for name in ("out", "err"))
     return codes, without_gloo_lines(out), err
+
+
+def assert_same(path, other):
+    """Compares two checkpoints in all that they hold, to the bit."""
+    found, expected = (torch.load(file, weights_only=True) for file in (path, other))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -8,13 +8,13 @@ import signal
 import patches
 import pytest
 import torch
-import update_pages
-from launch import REPO, page_commands
+from launch import REPO, assert_same, page_commands, page_output
 from test_checkpoints import parts
 from tiny_data import accept_any_cifar10, write_cifar10
 
 import snsc
 
+pytestmark = pytest.mark.slow
 PAGE = "docs/beyond_ddp.md"
 PATCHED = {"ZeRO-1": "zero1", "FSDP2": "fsdp2"}  # the patch of each version
 # FSDP2 leaves threads of gloo, so one of some hundred runs ends so when all is done.
@@ -44,17 +44,6 @@ def make_script(name, folder):
     return path
 
 
-def assert_same(found, expected):
-    """Compares two checkpoints in all that they hold, to the bit."""
-    found, expected = (torch.load(path, weights_only=True) for path in (found, expected))
-    assert found["epoch"] == expected["epoch"]
-    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
-    for part in (lambda c: c["model"], lambda c: c["optimizer"]["state"]):
-        assert list(part(found)) == list(part(expected))
-        torch.testing.assert_close(dict(part(found)), dict(part(expected)), rtol=0, atol=0)
-
-
-@pytest.mark.slow
 def test_three_ranks_train_resnet_18_as_ddp_does(launch, tmp_path):
     """At a low rate, where two steps change weights by up to 5e-4, and rounding by 1e-6.
 
@@ -81,7 +70,6 @@ def test_three_ranks_train_resnet_18_as_ddp_does(launch, tmp_path):
         assert difference < 0.01 * momentum.abs().max(), number
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PATCHED)
 def test_killed_and_resumed_from_a_checkpoint_of_ddp(launch, tmp_path, name):
     """The patch goes on from it, is killed after an epoch, resumes, and reaches what DDP reaches.
@@ -107,7 +95,6 @@ def test_killed_and_resumed_from_a_checkpoint_of_ddp(launch, tmp_path, name):
     assert_same(paths[name], paths[f"DDP for {name}"])
 
 
-@pytest.mark.slow
 def test_memory_is_what_the_formula_says(launch):
     """The page's command in small."""
     (command,) = page_commands(PAGE, "What it saves, and what it costs")
@@ -122,13 +109,11 @@ def test_memory_is_what_the_formula_says(launch):
         assert sent > 40, run.story()  # 45 MB of weights, at least once
 
 
-@pytest.mark.slow
 def test_model_that_fits_with_fsdp2_only(launch):
     """DDP runs out of the allowance, and FSDP2 trains within it and prints the page's lines."""
     title = "A model that does not fit"
     ddp_command, fsdp2_command = page_commands(PAGE, title)
-    blocks = update_pages.read_blocks((REPO / PAGE).read_text())
-    message, shown = (b.code for b in blocks if b.heading == title and b.language == "text")
+    message, shown = page_output(PAGE, title)
     ddp = launch([["bash", "-c", ddp_command]]).wait()
     assert ddp.codes != [0] and "step 1" not in ddp.out, ddp.story()
     message, stderr = (re.sub(r"\d{5,}", "N", text) for text in (message.strip(), ddp.err))

@@ -10,7 +10,7 @@ import time
 import pytest
 import reference
 import torch
-from launch import REPO, end_forked, free_port, read_epochs, run_forked_ranks, start_forked
+from launch import REPO, end_forked, read_epochs, run_forked_ranks, start_forked
 from messages import pattern
 from tiny_data import write_mnist
 from torchvision.datasets import MNIST
@@ -41,9 +41,8 @@ def test_any_script_resumes_what_any_other_saved(tmp_path):
     start = {"epoch": 0, "module": snsc.ConvNet(), "optimizer": None}
     for epochs, (script, processes) in enumerate(CHAIN, 1):
         options = ("--data-root", tmp_path, "-b", BATCH, "-e", epochs, "--checkpoint", path)
-        codes, out, err = run_forked_ranks(
-            REPO / script, processes, free_port(), tmp_path / f"run {epochs}", arguments=options
-        )
+        folder = tmp_path / f"run {epochs}"
+        codes, out, err = run_forked_ranks(REPO / script, processes, folder, options)
         assert not any(codes) and [line["epoch"] for line in read_epochs(out)] == [epochs], err
         saved = torch.load(path, weights_only=True)
         assert saved["epoch"] == epochs

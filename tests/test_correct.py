@@ -4,12 +4,12 @@ The four DDP scripts share the code that is tested here, to the letter (test_pro
 print the same numbers (test_train.py); so one of them is watched, with what every rank saw.
 """
 
-from dataclasses import dataclass
+from collections import namedtuple
 
 import pytest
 import reference
 import torch
-from launch import REPO, free_port, read_epochs, run_forked_ranks
+from launch import REPO, read_epochs, run_forked_ranks
 from tiny_data import write_mnist
 from torchvision.datasets import MNIST
 
@@ -18,12 +18,8 @@ import snsc
 TRAIN, EPOCHS, BATCH = 101, 2, 8  # images that neither 2 nor 3 divides
 
 
-@dataclass
-class Watched:
-    """One run: its printed epochs, and for each epoch what every rank saw."""
-
-    lines: list
-    epochs: list
+# One run: its printed epochs, and for each epoch what every rank saw.
+Watched = namedtuple("Watched", "lines epochs")
 
 
 def watch(world_size, seed, test_images, folder):
@@ -31,13 +27,8 @@ def watch(world_size, seed, test_images, folder):
     script = "snsc.py" if world_size == 1 else "mnmc_ddp_env.py"
     arguments = [folder, script, "--data-root", folder / "data"]
     arguments += ["-e", EPOCHS, "-b", BATCH, "--seed", seed]
-    codes, out, err = run_forked_ranks(
-        REPO / "tests" / "probe.py",
-        0 if world_size == 1 else world_size,
-        free_port(),
-        folder / "output",
-        arguments=arguments,
-    )
+    path, processes = REPO / "tests" / "probe.py", 0 if world_size == 1 else world_size
+    codes, out, err = run_forked_ranks(path, processes, folder / "output", arguments)
     assert not any(codes), err
     epochs = [
         [torch.load(folder / f"{rank}-{epoch}.pt", weights_only=True) for rank in range(world_size)]
@@ -86,9 +77,7 @@ def test_all_ranks_hold_the_same_bits(watched, run):
     """Parameters and BatchNorm's statistics, after every epoch."""
     for first, *others in watched[run].epochs:
         for other in others:
-            assert other["state"].keys() == first["state"].keys()
-            for name, tensor in first["state"].items():
-                assert torch.equal(tensor, other["state"][name]), name
+            torch.testing.assert_close(other["state"], first["state"], rtol=0, atol=0)
 
 
 def global_order(ranks):

@@ -122,7 +122,7 @@ def name_test(answer):
 @pytest.mark.parametrize("seed", quick_for(range(5), 0))
 def test_our_answers_pass(tmp_path, seed):
     code, hints, output = judge(tmp_path, RIGHT, "--seed", str(seed))
-    assert code == 0 and "10 passed" in output, output
+    assert code == 0 and f"{len(ANSWERS)} passed" in output, output
 
 
 # In each round the next wrong answer of every exercise; the right one where there are no more.
@@ -152,7 +152,6 @@ def test_commands_of_the_course_say_what_to_do(tmp_path):
     assert len(re.findall("^to do: ", run.stdout, re.MULTILINE)) == 10, run.stdout
 
 
-@pytest.mark.parametrize("text", ["def shard(count, epoch)\n", "import nothing\n"])
-def test_file_that_cannot_be_imported_is_named_with_its_line(tmp_path, text):
-    code, _, output = judge(tmp_path, text)
-    assert code == 4 and re.search(r'answers.py(:1|", line 1)', output), output
+def test_file_that_cannot_be_imported_is_named_with_its_line(tmp_path):
+    code, _, output = judge(tmp_path, "import nothing\n")
+    assert code == 4 and "answers.py:1" in output, output

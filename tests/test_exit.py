@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from launch import DDP, REPO, commands_for, free_port, quick_for, run_forked_ranks
+from launch import DDP, REPO, commands_for, quick_for, run_forked_ranks
 
 # Runs a script's main() and counts, before it leaves and after, the threads that are not Python's
 # own. OMP_NUM_THREADS is 1, so that they are gloo's.
@@ -35,7 +35,7 @@ def test_no_thread_of_gloo_is_left(launch, tmp_path, script):
     options = ("--dataset", "synthetic", "-e", "1", "-b", "500")
     if script == "mnmc_ddp_env.py":
         path, folder = tmp_path / "count.py", tmp_path / "run"
-        codes, out, err = run_forked_ranks(path, 2, free_port(), folder, arguments=options)
+        codes, out, err = run_forked_ranks(path, 2, folder, options)
         assert codes == [0, 0], err
     else:
         (command,) = commands_for(script, 2, *options)

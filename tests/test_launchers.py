@@ -9,8 +9,7 @@ import sys
 
 import psutil
 import pytest
-import update_pages
-from launch import REPO, SCRIPTS, shape
+from launch import REPO, SCRIPTS, page_output, shape
 
 ONE_EPOCH = ["--dataset", "synthetic", "--epochs", "1"]
 
@@ -31,13 +30,9 @@ def test_run_all_ends_with_a_row_for_each_script(launch):
     assert [row[:2] for row in run.inits()] == [(0, 2)] * 4 + [(1, 2)] * 4
     assert [line["count"] for line in run.epochs()] == [2000] * 7
     assert run.own_err() == "", run.story()
-    (shown,) = (
-        block.code.splitlines()
-        for block in update_pages.read_blocks(update_pages.README.read_text())
-        if block.mark == "printed by tests/test_launchers.py"
-    )
+    (shown,) = page_output("README.md", "One command")
     table = run.out[run.out.rindex("\nscript ") + 1 :].splitlines()[:8]
-    assert [shape(line) for line in shown] == [shape(line) for line in table]
+    assert [shape(line) for line in shown.splitlines()] == [shape(line) for line in table]
     assert all(float(accuracy) > 95 for accuracy in re.findall(r" ([\d.]+)% ", "".join(table)))
 
 

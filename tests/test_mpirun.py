@@ -3,8 +3,7 @@
 import shutil
 
 import pytest
-import update_pages
-from launch import REPO, free_port, page_commands, shape
+from launch import free_port, page_commands, page_output, shape
 
 PAGE, SECTION = "docs/clusters.md", "mpirun: PBS, LSF and other clusters without srun"
 # Open MPI asks root twice, and counts processes against the machine's cores.
@@ -19,7 +18,6 @@ def test_section_of_the_page_trains(launch):
     lines = lines.replace("MASTER_PORT=29512", f"MASTER_PORT={free_port()}")
     run = launch([["bash", "-ec", lines]], env=ENV).succeeded()
     assert [row[:3] for row in run.inits()] == [(0, 2, 0), (1, 2, 1)], run.story()
-    blocks = update_pages.read_blocks((REPO / PAGE).read_text())
-    (shown,) = (b.code for b in blocks if b.heading == SECTION and b.language == "text")
+    (shown,) = page_output(PAGE, SECTION)
     printed = {shape(line) for line in run.out.splitlines()}
     assert {shape(line) for line in shown.splitlines()} <= printed, run.story()

@@ -7,24 +7,11 @@ import signal
 import patches
 import pytest
 import torch
-from launch import EPOCH, REPO, Launch
-from slurm import BatchJob, Cluster
+from launch import REPO, Launch, assert_same
+from slurm import BatchJob
 
 pytestmark = pytest.mark.slow
 SAVED = re.compile(r"^saved after step (\d+) of epoch (\d+)$", re.MULTILINE)
-
-
-def check_equal(path, other):
-    """The same epoch, weights, statistics and momentum, to the bit."""
-    ours, theirs = (torch.load(file, weights_only=True) for file in (path, other))
-    assert ours["epoch"] == theirs["epoch"] and ours["middle"] is theirs["middle"] is None
-    torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
-    states = (file["optimizer"]["state"] for file in (ours, theirs))
-    torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-def read_metrics(text):
-    return [m.group("epoch", "loss", "train", "correct") for m in EPOCH.finditer(text)]
 
 
 def start(folder, checkpoint, processes=2):
@@ -41,12 +28,12 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
     """Augmented images, and the metrics of the epoch that was cut, are those of a whole run."""
     whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
     with start(tmp_path, whole) as run:
-        expected = read_metrics(run.succeeded(250).out)
+        expected = run.succeeded(250).metrics()
         assert len(expected) == 2, run.story()
     with start(tmp_path, cut) as run:
         run.wait_for(lambda: cut.exists(), 90, "the first epoch")
         os.kill(run.pid_of(1), signal.SIGUSR1)
-        metrics = read_metrics(run.succeeded(250).out)
+        metrics = run.succeeded(250).metrics()
         step, epoch = map(int, SAVED.search(run.out).groups())
         saved = torch.load(cut, weights_only=True)
         assert saved["epoch"] == epoch - 1 and saved["middle"]["step"] == step
@@ -56,8 +43,8 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
     with start(tmp_path, cut) as run:
         out = run.succeeded(250).out
         assert f"after epoch {epoch - 1}/2 and step {step}\n" in out, run.story()
-        assert metrics + read_metrics(out) == expected
-    check_equal(cut, whole)
+        assert metrics + run.metrics() == expected
+    assert_same(cut, whole)
 
 
 LOADS = """
@@ -93,7 +80,7 @@ def test_worker_survives_a_signal_to_its_rank_and_ends_with_it(launch, tmp_path)
     assert run.out == "saved [15]\n", run.story()
 
 
-def test_requeued_job_resumes_in_mid_epoch(tmp_path):
+def test_requeued_job_resumes_in_mid_epoch(cluster, tmp_path):
     """On a real Slurm, with the lines that the page gives for a SETUP file.
 
     After the batch file's signal, which is USR1, and after that of `scontrol requeue`, SIGTERM.
@@ -103,21 +90,17 @@ def test_requeued_job_resumes_in_mid_epoch(tmp_path):
     setup = tmp_path / "requeue.sh"
     setup.write_text(re.search(r">requeue.sh <<'END'\n(.*?)END\n", page, re.DOTALL)[1])
     script = patches.write_patched(["save_on_signal"], tmp_path)
-    cluster = Cluster(NODES="1", CPUS="4")
     job_options = {"before": ("--nodes", "1"), "env": {"SETUP": str(setup), "SCRIPT": str(script)}}
     options = ("--dataset", "synthetic", "-e", "2", "-b", "16")
-    try:
-        for way in ("signal", "requeue"):
-            with BatchJob(cluster, tmp_path / way, *options, **job_options) as job:
-                job.wait_for(lambda job=job: read_metrics(job.out), 120, "the first epoch")
-                if way == "requeue":
-                    cluster.ask("scontrol", "requeue", job.number)
-                else:
-                    job.signal()
-                job.start_again()
-                job.succeeded(240)
-                step, epoch = SAVED.search(job.out).groups()
-                assert f"after epoch {int(epoch) - 1}/2 and step {step}\n" in job.out
-                assert [row[0] for row in read_metrics(job.out)] == ["1", "2"], job.out
-    finally:
-        cluster.stop()
+    for way in ("signal", "requeue"):
+        with BatchJob(cluster, tmp_path / way, *options, **job_options) as job:
+            job.wait_for(job.epochs, 120, "the first epoch")
+            if way == "requeue":
+                cluster.ask("scontrol", "requeue", job.number)
+            else:
+                job.signal()
+            job.start_again()
+            job.succeeded(240)
+            step, epoch = SAVED.search(job.out).groups()
+            assert f"after epoch {int(epoch) - 1}/2 and step {step}\n" in job.out
+            assert [line["epoch"] for line in job.epochs()] == [1, 2], job.out

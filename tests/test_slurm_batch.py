@@ -179,17 +179,6 @@ def test_signal_before_training_does_not_end_the_job(cluster, tmp_path):
     assert line in job.out.splitlines(), job.story()
 
 
-def test_run_that_saves_nothing_is_not_requeued(cluster, tmp_path):
-    """An epoch longer than the limit would be started for ever. One that is saved is resumed."""
-    job = JobThatSaves(cluster, tmp_path)
-    job.signal()
-    job.wait_for_line(NOT_AGAIN)
-    assert job.states() == {"RUNNING"}
-    job.save()
-    job.signal()
-    job.wait_for(lambda: job.states() == {"PENDING"}, 90, "the job to be in the queue again")
-
-
 def test_only_the_task_of_an_array_that_is_signalled_is_requeued(cluster, tmp_path):
     """Its last task, whose number is that of the whole array."""
     job = JobThatSaves(cluster, tmp_path, "--array", "0-1")
@@ -201,21 +190,21 @@ def test_only_the_task_of_an_array_that_is_signalled_is_requeued(cluster, tmp_pa
     assert job.states() == {"PENDING", "RUNNING"}, job.story()
 
 
-def test_refused_requeue_says_how_to_resume(cluster, tmp_path):
-    """On a cluster, or for a job, that must not be requeued; the job goes on to its limit."""
+def test_job_that_cannot_go_on_after_a_requeue_stays(cluster, tmp_path):
+    """With nothing saved, an epoch longer than the limit would be started for ever. With a
+    checkpoint, the cluster or the job may refuse.
+
+    Then a task fails. It ends all, or the other ranks would sleep on, and the status is that of the
+    job, although signals have ended its wait.
+    """
     job = JobThatSaves(cluster, tmp_path, "--no-requeue")
+    job.signal()
+    job.wait_for_line(NOT_AGAIN)
+    assert job.states() == {"RUNNING"}
     job.save()
     job.signal()
     job.wait_for_line(f"to resume: CHECKPOINT=checkpoints/{job.number}/last.pt sbatch")
     assert "presently disabled" in job.out and job.states() == {"RUNNING"}, job.story()
-
-
-def test_task_that_fails_ends_all_and_its_status_is_that_of_the_job(cluster, tmp_path):
-    """Also after a signal that has ended wait. The other ranks would sleep on."""
-    job = JobThatSaves(cluster, tmp_path)
-    job.signal()
-    job.wait_for_line(NOT_AGAIN)
-    (tmp_path / "go").touch()
     (tmp_path / "end").touch()
     assert job.end() == "FAILED", job.story()
     assert "ExitCode=0:0" not in cluster.ask("scontrol", "show", "job", job.number)

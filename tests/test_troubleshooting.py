@@ -3,8 +3,7 @@
 import re
 
 import pytest
-import torch
-from launch import REPO, free_port, quick_for, run_forked_ranks
+from launch import REPO, quick_for, run_forked_ranks
 from messages import MESSAGES, hide_numbers, says
 
 PAGE = (REPO / "docs" / "troubleshooting.md").read_text()
@@ -175,9 +174,7 @@ ROWS = read_rows()
 MADE = [text for texts in MESSAGES.values() for text in texts] + [*MISTAKES, *sum(LAUNCHES, ())]
 
 
-def test_tables_are_short():
-    tables = re.findall(r"(?:^\|.*\n)+", PAGE, re.M)
-    assert len(ROWS) > 80 and max(map(len, tables)) < 3200
+assert len(ROWS) > 80, "docs/troubleshooting.md has no tables any more"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:50])
@@ -195,7 +192,7 @@ def test_row_says_truly_how_we_know(row):
 def run_ranks(tmp_path, processes, lines):
     """Returns (statuses, stdout, stderr) of a program of these lines."""
     (tmp_path / "program.py").write_text(START + lines)
-    return run_forked_ranks(tmp_path / "program.py", processes, free_port(), tmp_path / "run")
+    return run_forked_ranks(tmp_path / "program.py", processes, tmp_path / "run")
 
 
 @pytest.mark.parametrize("message", MISTAKES)
@@ -239,8 +236,6 @@ def test_result_of_a_collective_is_in_the_contiguous_copy(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("messages", LAUNCHES, ids=lambda messages: messages[0])
 def test_launch_says_its_messages(launch, tmp_path, messages):
-    if "Cuda" in messages[0] and torch.cuda.is_available():
-        pytest.skip("there is a GPU to find")
     command, lines = LAUNCHES[messages]
     (tmp_path / "program.py").write_text(START + lines)
     run = launch([[*command, tmp_path / "program.py"]]).wait()

@@ -12,6 +12,7 @@ from hosts import Hosts
 from launch import INIT, REPO, Launch, page_commands
 from messages import says
 
+pytestmark = needs_hosts
 SCRIPTS = ("mnmc_ddp_tcp.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py")
 LONG = ("--dataset", "synthetic", "-e", "1000")
 
@@ -20,7 +21,6 @@ def two_hosts(script, *options):
     return ["bash", REPO / "scripts" / "cluster" / "two_hosts.sh", script, *options]
 
 
-@needs_hosts
 @pytest.mark.slow
 @pytest.mark.parametrize("command", page_commands("docs/clusters.md", "Two hosts on one machine"))
 def test_command_of_the_page_runs_across_two_hosts(launch, name, command):
@@ -30,18 +30,15 @@ def test_command_of_the_page_runs_across_two_hosts(launch, name, command):
     assert run.own_err() == "", run.story()
 
 
-@needs_hosts
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS[:2])
-def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
-    """With an error, soon after --timeout; the same command goes on from the checkpoint.
+def test_cut_cable_ends_both_hosts(launch, name, script):
+    """With an error, soon after --timeout.
 
     On a busy machine the first of four ranks waits some seconds for the last one to start.
     """
     options = ("--dataset", "synthetic", "-e", "3", "-b", "125", "--timeout", "15")
-    command = two_hosts(script, *options, "--checkpoint", tmp_path / "last.pt")
-    settings = {"HOSTS": name, "NPROC": "2"}
-    run = launch([command], env=settings)
+    run = launch([two_hosts(script, *options)], env={"HOSTS": name, "NPROC": "2"})
     run.wait_for(run.epochs, 90, "an epoch")
     subprocess.check_call(["ip", "-n", f"{name}0", "link", "set", "eth0", "down"])
     run.wait(15 + 80)
@@ -49,12 +46,8 @@ def test_cut_cable_ends_both_hosts(launch, tmp_path, name, script):
     assert says("rank stalled", run.err, 15000), run.story()
     assert says("rank stalled in training", run.err), run.story()
     run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
-    assert len(run.epochs()) < 3
-    again = launch([command], env=settings).succeeded(200)
-    assert [line["epoch"] for line in again.epochs()] == [2, 3][len(run.epochs()) - 1 :]
 
 
-@needs_hosts
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("interface", "message"), (("ib0", "interface is missing"), ("", "name leads to itself"))
@@ -66,7 +59,6 @@ def test_interface_that_is_wrong_or_missing(launch, name, interface, message):
     assert run.codes == [1] and says(message, run.err), run.story()
 
 
-@needs_hosts
 @pytest.mark.slow
 def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     run = launch([two_hosts(SCRIPTS[2], *LONG)], env={"HOSTS": name, "NPROC": "1"})
@@ -80,7 +72,6 @@ def test_hosts_are_taken_down_when_the_launcher_is_stopped(launch, name):
     run.wait_for(lambda: not run.pids(), 10, "all processes to be gone")
 
 
-@needs_hosts
 @pytest.mark.parametrize("setting", ("RATE=100", "RATE=0mbit"))
 def test_bad_rate_is_answered_in_one_line(launch, name, setting):
     """The fixture checks that no host is left."""
@@ -105,7 +96,6 @@ def read_worlds(run):
     return [int(match["world"]) for match in INIT.finditer(run.out)]
 
 
-@needs_hosts
 @pytest.mark.slow
 def test_elastic_host_leaves_and_comes_back(tmp_path, name):
     """torchrun --nnodes 1:2: alone from the checkpoint, then both again, at a rate to match."""
@@ -138,7 +128,6 @@ def test_elastic_host_leaves_and_comes_back(tmp_path, name):
             assert {match["host"] for match in INIT.finditer(first.out)} == {"host0"}
 
 
-@needs_hosts
 @pytest.mark.slow
 @pytest.mark.parametrize("names_known", (False, True))
 def test_elastic_command_without_addresses(tmp_path, name, names_known):
