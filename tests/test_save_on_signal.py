@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 
 import patches
@@ -11,39 +12,42 @@ from launch import REPO, Launch, assert_same
 from slurm import BatchJob
 
 pytestmark = pytest.mark.slow
-SAVED = re.compile(r"^saved after step (\d+) of epoch (\d+)$", re.MULTILINE)
+SAVED = re.compile(r"^saved after (\d+) images of epoch (\d+)$", re.MULTILINE)
 
 
-def start(folder, checkpoint, processes=2):
+def start(folder, checkpoint, processes=2, *options):
     """Trains by torchrun, with the synthetic images augmented as those of CIFAR-10 are."""
     script = patches.write_patched(["save_on_signal"], folder)
     text, condition = script.read_text(), 'if args.dataset == "cifar10":\n            images'
     assert condition in text
     script.write_text(text.replace(condition, condition.replace("cifar10", "synthetic")))
-    argv = ["torchrun", "--standalone", "--nproc-per-node", processes, script, "-e", "2"]
+    argv = ["torchrun", "--standalone", "--nproc-per-node", processes, script, "-e", "2", *options]
     return Launch([[*argv, "--dataset", "synthetic", "--checkpoint", checkpoint]], folder / "out")
 
 
 def test_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
-    """Augmented images, and the metrics of the epoch that was cut, are those of a whole run."""
-    whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
+    """A resumed run, with augmented images, ends as a whole run does, to the bit.
+
+    Another number of processes goes on as well, with the images that are left.
+    """
+    whole, cut, alone = (tmp_path / name for name in ("whole.pt", "cut.pt", "alone.pt"))
     with start(tmp_path, whole) as run:
-        expected = run.succeeded(250).metrics()
+        expected = run.succeeded(250).epochs()
         assert len(expected) == 2, run.story()
     with start(tmp_path, cut) as run:
         run.wait_for(lambda: cut.exists(), 90, "the first epoch")
         os.kill(run.pid_of(1), signal.SIGUSR1)
-        metrics = run.succeeded(250).metrics()
-        step, epoch = map(int, SAVED.search(run.out).groups())
+        run.succeeded(250)
+        done, epoch = map(int, SAVED.search(run.out).groups())
         saved = torch.load(cut, weights_only=True)
-        assert saved["epoch"] == epoch - 1 and saved["middle"]["step"] == step
-    with start(tmp_path, cut, processes=1) as run:
-        assert 0 not in run.wait().codes, run.story()
-        assert run.last_line().endswith("was saved in mid-epoch by 2 processes"), run.story()
-    with start(tmp_path, cut) as run:
-        out = run.succeeded(250).out
-        assert f"after epoch {epoch - 1}/2 and step {step}\n" in out, run.story()
-        assert metrics + run.metrics() == expected
+        assert (saved["epoch"], saved["done"]) == (epoch - 1, done) and done % 128 == 0
+    shutil.copy(cut, alone)
+    for path, processes in ((cut, 2), (alone, 1)):
+        with start(tmp_path, path, processes, "-b", str(128 // processes)) as run:
+            out = run.succeeded(250).out
+            assert f"after epoch {epoch - 1}/2 and {done} images\n" in out, run.story()
+            last = run.epochs()[-1]
+            assert abs(last["test"] - expected[-1]["test"]) < (0.01 if processes == 2 else 1)
     assert_same(cut, whole)
 
 
@@ -101,6 +105,6 @@ def test_requeued_job_resumes_in_mid_epoch(cluster, tmp_path):
                 job.signal()
             job.start_again()
             job.succeeded(240)
-            step, epoch = SAVED.search(job.out).groups()
-            assert f"after epoch {int(epoch) - 1}/2 and step {step}\n" in job.out
+            done, epoch = SAVED.search(job.out).groups()
+            assert f"after epoch {int(epoch) - 1}/2 and {done} images\n" in job.out
             assert [line["epoch"] for line in job.epochs()] == [1, 2], job.out

@@ -62,6 +62,11 @@ MISTAKES = {
         1,
         "model = two()\nfor _ in range(2): step(model, both=False)",
     ),
+    "Parameters which did not receive grad for rank": (
+        1,
+        "dist.set_debug_level(dist.DebugLevel.INFO)\n"
+        "model = two()\nfor _ in range(2): step(model, both=False)",
+    ),
     "not compatible with static_graph set to True": (  # an output that is never in the loss
         1,
         STATIC + "for _ in range(3): step(model, lambda both: both[0])",
@@ -95,6 +100,10 @@ MISTAKES = {
         2,
         "dist.set_debug_level(dist.DebugLevel.DETAIL)\n"
         "join(); dist.all_reduce(torch.ones(2 + rank))",
+    ),
+    "Rank {N} failed to pass monitoredBarrier": (
+        2,
+        "join()\nif rank == 0: dist.monitored_barrier(timeout=timedelta(seconds=1))",
     ),
     "Missing key(s) in state_dict": (
         1,
