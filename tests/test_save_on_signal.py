@@ -84,15 +84,31 @@ def test_worker_survives_a_signal_to_its_rank_and_ends_with_it(launch, tmp_path)
     assert run.out == "saved [15]\n", run.story()
 
 
+def write_requeue(folder):
+    """Writes the function that the page gives for a SETUP file."""
+    page = (REPO / "docs" / "slurm.md").read_text()
+    setup = folder / "requeue.sh"
+    setup.write_text(re.search(r">requeue.sh <<'END'\n(.*?)END\n", page, re.DOTALL)[1])
+    return setup
+
+
+def test_run_that_could_not_save_is_not_requeued(cluster, tmp_path):
+    """Otherwise it would begin again for ever."""
+    script = "import time\nprint('training', flush=True)\ntime.sleep(1000)"
+    env = {"SETUP": str(write_requeue(tmp_path))}
+    job = BatchJob(cluster, tmp_path / "repository", env=env, script=script)
+    job.wait_for(lambda: "training" in job.out, 60, "the tasks")
+    job.signal()
+    assert job.end() == "FAILED", job.story()
+
+
 def test_requeued_job_resumes_in_mid_epoch(cluster, tmp_path):
     """On a real Slurm, with the lines that the page gives for a SETUP file.
 
     After the batch file's signal, which is USR1, and after that of `scontrol requeue`, SIGTERM.
     That it then ends as an undisturbed run is shown above.
     """
-    page = (REPO / "docs" / "slurm.md").read_text()
-    setup = tmp_path / "requeue.sh"
-    setup.write_text(re.search(r">requeue.sh <<'END'\n(.*?)END\n", page, re.DOTALL)[1])
+    setup = write_requeue(tmp_path)
     script = patches.write_patched(["save_on_signal"], tmp_path)
     job_options = {"before": ("--nodes", "1"), "env": {"SETUP": str(setup), "SCRIPT": str(script)}}
     options = ("--dataset", "synthetic", "-e", "2", "-b", "16")

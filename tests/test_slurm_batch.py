@@ -44,10 +44,11 @@ def test_setup_file_that_is_missing_ends_the_job(cluster, tmp_path):
 def test_export_of_setup_alone_leaves_the_tasks_their_path(cluster, tmp_path):
     """srun passes on the environment of the batch file, with what SETUP has set there."""
     setup = tmp_path / "login.sh"
-    setup.write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n")
+    copy = "srun --ntasks 2 --ntasks-per-node 1 bash -c 'echo copied'"
+    setup.write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n{copy}\n")
     before = ("--export", f"SETUP={setup}", *GPUS)
     job = BatchJob(cluster, tmp_path / "repository", before=before, script=PRINT_TASK).succeeded()
-    assert len(read_tasks(job.out)) == 4, job.story()
+    assert len(read_tasks(job.out)) == 4 and job.out.count("copied\n") == 2, job.story()
 
 
 def test_heterogeneous_job_is_one_step(cluster, tmp_path):
