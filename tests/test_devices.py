@@ -41,11 +41,12 @@ def test_choice_of_device_and_backend(monkeypatch, script, choice):
     accelerator, visible, local_rank, option = choice
     expected, backend = CHOICES[choice]
     found = None if accelerator is None else torch.device(accelerator)
-    chosen, asked = [], {}
+    chosen, asked, threads = [], {}, []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: visible)
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(dist, "init_process_group", lambda **options: asked.update(options))
     monkeypatch.setattr(dist, "get_rank", lambda: 7)
     monkeypatch.setattr(dist, "get_world_size", lambda: 8)
@@ -54,6 +55,8 @@ def test_choice_of_device_and_backend(monkeypatch, script, choice):
     result = module.setup_distributed(*make_args(script, local_rank, option))
     device = result if script == "mnmc_ddp_mp.py" else result[1]
     assert str(device) == expected and (device is result or result[0] == local_rank)
+    # torchrun, which sets LOCAL_RANK, sets OMP_NUM_THREADS, too.
+    assert threads == ([1] if script in ("mnmc_ddp_tcp.py", "mnmc_ddp_mp.py") else [])
     assert chosen == ([device.index] if device.type != "cpu" else [])
     assert asked["backend"] == backend
     assert asked["device_id"] == (None if backend == "gloo" else device)

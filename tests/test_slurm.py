@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from launch import REPO, Launch, page_commands
 from slurm import PRINT_TASK, read_tasks, skip_without_slurm
 
@@ -46,9 +47,13 @@ def read_slurm(monkeypatch, task, **settings):
         monkeypatch.setenv(name, "")  # what is set here is put back
         monkeypatch.delenv(name)
     given = {name: value for name, value in task.items() if name.startswith("SLURM_")}
-    for name, value in ({"OMP_NUM_THREADS": "1"} | given | settings).items():
+    for name, value in (given | settings).items():
         monkeypatch.setenv(name, str(value))
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     mnmc_ddp_slurm.read_slurm()
+    assert threads == [1]
     return [os.environ[name] for name in names]
 
 
