@@ -220,6 +220,16 @@ def test_running_processes(launch, tmp_path):
     assert len(re.findall(r"^ +load \(.*loads.py:6\)$", shown, re.MULTILINE)) == 2, shown
 
 
+def test_watched_script_imports_what_lies_beside_it_and_goes_to_another_folder(tmp_path):
+    (tmp_path / "beside.py").write_text("import os\nos.chdir('/')")
+    (tmp_path / "mine.py").write_text("import beside")
+    command = ["python", REPO / "docs/examples/watch.py", "mine.py"]
+    env = {"RANK": "0", "WORLD_SIZE": "1"}
+    with Launch([command], tmp_path / "output", env=env, cwd=tmp_path) as run:
+        run.succeeded()
+    assert not json.loads((tmp_path / "who_hangs" / "0.json").read_text())["running"]
+
+
 # Runs that hang.
 
 # What the page of labs shows of each hang, by the name of its patch.

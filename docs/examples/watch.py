@@ -32,7 +32,7 @@ def read_recorders():
     return [text.decode() for text in texts]
 
 
-def watch(rank, world_size, folder="who_hangs"):
+def watch(rank, world_size, folder):
     """Writes every five seconds where this rank is, until its script has ended."""
     os.makedirs(folder, exist_ok=True)
     main, running = threading.main_thread(), True
@@ -53,13 +53,15 @@ def start_watching():
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # collectives that torch remembers
     faulthandler.enable()  # An abort prints the line of each thread.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    threading.Thread(target=watch, args=(rank, world_size)).start()
+    folder = os.path.abspath("who_hangs")  # The script may go to another folder.
+    threading.Thread(target=watch, args=(rank, world_size, folder)).start()
 
 
 def main():
     start_watching()
     if sys.argv[1:]:
         del sys.argv[0]
+        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))  # as Python does it
         runpy.run_path(sys.argv[0], run_name="__main__")
         return
     dist.init_process_group("gloo")
