@@ -128,7 +128,7 @@ def train(args, local_rank, device):
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
     pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
-    # 4 Take your own shard. The sampler shuffles by args.seed alone, so alike on all ranks, but
+    # 4 Take your own shard. The sampler shuffles by args.seed and epoch, so alike on all ranks, but
     # gives each a different part. It takes rank and world size from the process group. It repeats
     # a few images, so that all ranks have equally many batches: each backward waits for all ranks.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)

@@ -61,7 +61,7 @@ def main():
     start_watching()
     if sys.argv[1:]:
         del sys.argv[0]
-        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))  # as Python does it
+        sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))  # as Python does it
         runpy.run_path(sys.argv[0], run_name="__main__")
         return
     dist.init_process_group("gloo")
