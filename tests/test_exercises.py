@@ -146,7 +146,7 @@ def test_wrong_answers_get_a_hint_that_names_the_mistake(tmp_path, number):
 def test_commands_of_the_course_say_what_to_do(tmp_path):
     """On the template nothing is done yet."""
     shutil.copytree(REPO / "docs" / "exercises", tmp_path / "docs" / "exercises")
-    commands = "\n".join(page_commands("docs/course.md", "A plan of six sessions"))
+    commands = "\n".join(page_commands("docs/course.md", "Before unit 1"))
     commands = commands.replace("\npytest", f"\n{sys.executable} -m pytest")
     run = subprocess.run(["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
     assert len(re.findall("^to do: ", run.stdout, re.MULTILINE)) == 10, run.stdout

@@ -160,7 +160,7 @@ def explain(error, rank):
     where = f"line {lines[-1]}" if lines else "what it returns"
     hint = f"{type(error).__name__} in {where}, on rank {rank}: {error}"
     if "NoneType" in hint:
-        hint += ". A gradient can be None, and so is what all_reduce returns without async_op=True"
+        hint += ". A gradient can be None, and collectives return None without async_op=True"
     return hint
 
 
