@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from launch import REPO, SCRIPTS, quick_for, read_epochs, run_forked_ranks
+from launch import MEETING_POINT, REPO, SCRIPTS, quick_for, read_epochs, run_forked_ranks
 
 OWN = '''
 class OwnData(torch.utils.data.Dataset):
@@ -44,7 +44,8 @@ def test_own_dataset_trains_with_workers(launch, tmp_path, script):
     (tmp_path / script).write_text(text)
     options = ("-e", 1, "-b", 8)
     if script == "mnmc_ddp_mp.py":
-        command = ["python", tmp_path / script, "--nproc-per-node", 1, *options]
+        options += ("--nproc-per-node", 1, "--init-method", MEETING_POINT)
+        command = ["python", tmp_path / script, *options]
         out = launch([command]).succeeded(280).out
     else:
         processes = 0 if script == "snsc.py" else 2
