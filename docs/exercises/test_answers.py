@@ -10,13 +10,26 @@ network is slow: the result of an all_reduce in the background is not there befo
 """
 
 import copy
+import importlib.util
+import os
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import CALLS, fail_if
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+# Imported once, before the tests. A mistake there ends pytest with its line.
+answers_file = Path(os.environ.get("ANSWERS", "answers.py")).resolve()
+if not answers_file.exists():
+    copy_it = f"cp docs/exercises/template.py {answers_file.name}"
+    message = f"there is no {answers_file}: type  {copy_it}"
+    pytest.exit(message, returncode=pytest.ExitCode.USAGE_ERROR)
+spec = importlib.util.spec_from_file_location("answers", answers_file)
+answers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(answers)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
