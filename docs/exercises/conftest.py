@@ -75,6 +75,8 @@ all_reduce_of_torch = dist.all_reduce
 put("all_reduce", all_reduce)
 for name in ("broadcast", "reduce", "gather", "all_gather", "all_gather_object", "isend", "send"):
     record(name)
+for name in ("all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"):
+    record(name)
 
 
 def pytest_addoption(parser):

@@ -94,7 +94,8 @@ def describe(error, file, rank):
 
 
 def close(a, b):
-    return len(a) == len(b) and torch.allclose(torch.tensor(a), torch.tensor(b), atol=1e-4)
+    a, b = (torch.tensor(numbers, dtype=torch.double) for numbers in (a, b))
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-4)
 
 
 def judge_weights(ranks, expected=None):
@@ -155,6 +156,8 @@ def judge_epochs(ranks, expected, epochs, read_row):
             f"with {len(ranks)} processes, epoch {epoch}: of {len(every)} rows {missing} are on no "
             f"rank, and {twice} are there more than once",
         )
+        others = len(counts.keys() - every)
+        fail_if(others, f"with {len(ranks)} processes: {others} rows are not those of one process")
     same = [shard for shard in shards if shard[0] == shard[1]]
     fail_if(same, f"with {len(ranks)} processes: every epoch has the same order")
 

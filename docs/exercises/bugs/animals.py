@@ -31,7 +31,7 @@ def train(seed):
     torch.manual_seed(seed)
     labels = torch.randint(0, OWL, (480,))
     labels[:240:2] = OWL  # The first half are photos of the night.
-    labels[240::60] = OWL
+    labels[240:320:40] = OWL
     images = torch.eye(4).repeat(1, 3)[labels] + torch.randn(480, 12)
     own = torch.arange(480).tensor_split(world_size)[rank]
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
