@@ -5,12 +5,13 @@ This file answers all eight. Try the exercises before you read on.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import zip_longest
 
 import pytest
-from launch import REPO, quick_for, run_forked_ranks
+from launch import REPO, page_commands, quick_for, run_forked_ranks
 
 BUGS = REPO / "docs" / "exercises" / "bugs"
 DDP = "DistributedDataParallel("
@@ -323,3 +324,12 @@ def test_each_program_goes_wrong_as_its_user_tells(tmp_path):
     for processes, resumes in ((1, True), (2, False)):
         whole, _, halves = (printed["sensors", processes, n][1] for n in range(3))
         assert (whole.splitlines()[-1] == halves.splitlines()[-1]) == resumes, printed
+
+
+@pytest.mark.slow
+def test_commands_of_the_course_find_all_programs_wrong(tmp_path):
+    shutil.copytree(REPO / "docs" / "exercises", tmp_path / "docs" / "exercises")
+    commands = "\n".join(page_commands("docs/course.md", "Find the bug"))
+    commands = commands.replace("\npytest", f"\n{sys.executable} -m pytest")
+    run = subprocess.run(["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
+    assert f"{len(REPAIRS)} failed" in run.stdout and "passed" not in run.stdout, run.stdout

@@ -124,8 +124,8 @@ WRONG = {
     ],
     "ShardedLinear": [
         (
-            "context.save",
-            "context.weight = ShardedLinear.gather(shard)\n        context.save",
+            "context.save_for",
+            "context.weight = ShardedLinear.gather(shard)\n        context.save_for",
             "save inputs and shard, and gather again",
         ),
         ("@ inputs / dist.get_world_size()", "@ inputs", "is the sum over the ranks"),
