@@ -65,7 +65,11 @@ WRONG = {
         ("dist.all_reduce(means)", "dist.broadcast(means, src=0)", "the loss of one rank decides"),
         (">= patience", "> patience", "count from the lowest"),
         ("def should_stop", "def stop", "the file has no should_stop"),
-        ("    return ", "    import os\n    os._exit(0)\n    return ", "its process ended"),
+        (
+            "    return ",
+            "    import os\n    os._exit(0)\n    return ",
+            "the process of rank . ended",
+        ),
     ],
     "ring_all_reduce": [
         ("tensor.tensor_split(world_size)", "[tensor] * world_size", "send pieces, not the tensor"),
