@@ -14,7 +14,8 @@ from torchvision.ops import MLP
 device = None
 if torch.cuda.is_available():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # 1 Take your own GPU.
-dist.init_process_group(device_id=device)  # 2 Join the process group.
+backend = "nccl" if device else "gloo"
+dist.init_process_group(backend, device_id=device)  # 2 Join the process group.
 
 
 def train(device):
