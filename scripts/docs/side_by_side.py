@@ -76,8 +76,9 @@ def paint(source):
 def find_marks(source):
     """Returns the places of the marks as [number, first line, line after the last].
 
-    A mark is a comment that begins with its number. A place ends above the next empty line, or the
-    next comment with the same indentation.
+    A mark is a comment that begins with its number. Behind a statement it stands for this statement
+    and what is indented under it. Else its place ends above the next empty line, or the next
+    comment with the same indentation.
     """
     lines = source.splitlines()
     places = []
@@ -86,8 +87,9 @@ def find_marks(source):
             end = number + 1
             while is_comment(line) and is_comment(lines[end]):
                 end += 1
-            stop = re.compile(re.match(" *", line)[0] + "#|$")
-            while not stop.match(lines[end]):
+            indentation = re.match(" *", line)[0]
+            stop = f"{indentation}#|$" if is_comment(lines[number]) else f"(?!{indentation} )"
+            while not re.match(stop, lines[end]):
                 end += 1
             places.append([mark[1], number, end])
     return places
