@@ -49,7 +49,7 @@ COUNTERPARTS = {
         ("local_rank, device = setup_distributed(", "device = setup_distributed("),
     ],
     ("mnmc_ddp_env", "mnmc_ddp_slurm"): [
-        ('if "LOCAL_RANK" not in os.environ', 'if "LOCAL_RANK" not in os.environ'),
+        ("local_rank = int(", "local_rank = int("),
         ("init_method=", "init_method="),
     ],
 }
