@@ -42,6 +42,7 @@ class Recorder:
     def enter(self, module, inputs):
         has_parameters = next(module.parameters(), None) is not None
         if self.depth == 0 and has_parameters and inputs and isinstance(inputs[0], torch.Tensor):
+            # A single row is a prediction.
             trains = module.training and torch.is_grad_enabled() and len(inputs[0]) > 1
             calls = self.training if trains else self.testing
             calls.append(list(map(tuple, inputs[0].detach().tolist())))
