@@ -309,8 +309,8 @@ def test_each_program_goes_wrong_as_its_user_tells(tmp_path):
     assert one["animals"][0] == [0] and two["animals"][0] != [0, 0], (one, two)
     losses = [read_numbers("last loss", run["sentences"][1]) for run in (one, two)]
     assert len(losses[0]) == 4 and sorted(losses[0] * 2) == sorted(losses[1]), losses
-    visits = re.findall(r"(\d+) visits", two["clicks"][1])
-    assert visits[0] == "1200" and max(visits[1:]) < "1200", visits
+    visits = [int(count) for count in re.findall(r"(\d+) visits", two["clicks"][1])]
+    assert visits[0] == 1200 and max(visits[1:]) < 1200, visits
     (error, other), (higher, lower) = (
         [read_numbers(what, run["houses"][1])[-1] for run in (one, two)]
         for what in ("squared error", "R²")

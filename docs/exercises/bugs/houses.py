@@ -31,13 +31,13 @@ def train(seed):
     rank, world_size, log = dist.get_rank(), dist.get_world_size(), []
     torch.manual_seed(seed)
     number = torch.arange(600).unsqueeze(1)  # Ten streets of 60 houses, the even ones in the sun.
-    houses = torch.cat([torch.rand(600, 6), number // 60 / 10, number % 2], dim=1)
-    prices = houses @ (torch.rand(8, 1) + 0.5) + 0.3 * torch.randn(600, 1)
+    houses = torch.cat([torch.rand(600, 6), number // 60 / 4, number % 2], dim=1)
+    prices = houses @ (torch.rand(8, 1) + 0.5) + 0.6 * torch.randn(600, 1)
     own_houses = houses.tensor_split(world_size)[rank]
     own_prices = prices.tensor_split(world_size)[rank]
     model = nn.Linear(8, 1)
     ddp_model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(5):
         for _ in range(40):
             loss = nn.functional.mse_loss(ddp_model(own_houses), own_prices)
