@@ -57,6 +57,11 @@ echo "epoch 1/1 | train loss 0.1 acc 90.00% | test acc 90.00% (9/10) | 10 img/s 
         (self.folder / "bin" / program).write_text(f"#!/bin/sh\n{text}")
         (self.folder / "bin" / program).chmod(0o755)
 
+    def add_module(self, name, text=""):
+        """Stands for an installed package, which no test here can install."""
+        (self.folder / "site").mkdir(exist_ok=True)
+        (self.folder / "site" / f"{name}.py").write_text(text)
+
     def run(self, line, **env):
         """Runs a line of bash in the folder; returns the launch when it has ended."""
         line = f"PATH={self.folder}/bin:$PATH; cd {self.folder}; {line}"
@@ -138,6 +143,8 @@ def test_setup_sh_completes_a_venv(stand_in):
     stand_in.add("python", stand_in.WITHOUT_PACKAGES)
     command = [sys.executable, "-m", "venv", "--without-pip", stand_in.folder / ".venv"]
     subprocess.check_call(command)
+    for name in ("torch", "torchvision"):
+        stand_in.add_module(name)
     run = stand_in.run("bash scripts/setup.sh").succeeded()
     assert run.err.startswith("torch is missing: installing torch"), run.story()
     assert (stand_in.folder / ".venv/bin/pip").exists()
@@ -147,9 +154,23 @@ def test_setup_sh_installs_into_the_active_environment(stand_in):
     stand_in.add(
         "python", f'case "$*" in *pip*) echo "$*" ;; *) {stand_in.WITHOUT_PACKAGES} ;; esac'
     )
+    for name in ("torch", "torchvision"):
+        stand_in.add_module(name)
     run = stand_in.run("bash scripts/setup.sh", VIRTUAL_ENV="/some/where").succeeded()
     assert run.out == "-m pip install --quiet -r requirements.txt\n"
     assert not (stand_in.folder / ".venv").exists()
+
+
+def test_setup_sh_says_what_to_do_about_a_pair_that_cannot_be_imported(stand_in):
+    """As of torch for CPUs and a torchvision for CUDA: in one line below its first."""
+    stand_in.add("python", f'case "$*" in *pip*) ;; *) {stand_in.WITHOUT_PACKAGES} ;; esac')
+    stand_in.add_module("torch")
+    message = "operator torchvision::nms does not exist"
+    stand_in.add_module("torchvision", f'raise RuntimeError("{message}")\n')
+    run = stand_in.run("bash scripts/setup.sh", VIRTUAL_ENV="/some/where")
+    assert run.codes == [1] and run.err.count("\n") == 2, run.story()
+    cure = "python -m pip uninstall --yes torch torchvision && bash scripts/setup.sh\n"
+    assert f"(RuntimeError: {message}): type  {cure}" in run.err
 
 
 def test_setup_sh_installs_nothing_beside_amd_gpus(stand_in):
@@ -171,9 +192,7 @@ def test_env_sh_refuses_other_shells(stand_in):
 def test_env_sh_counts_the_gpus_that_torch_sees(stand_in):
     """Where there is a driver: importing torch takes seconds."""
     stand_in.add("nvidia-smi", "exit 0\n")
-    (stand_in.folder / "site").mkdir()
-    torch = "class cuda:\n    device_count = staticmethod(lambda: 8)\n"
-    (stand_in.folder / "site/torch.py").write_text(torch)
+    stand_in.add_module("torch", "class cuda:\n    device_count = staticmethod(lambda: 8)\n")
     run = stand_in.run("source scripts/env.sh; echo $NPROC", NPROC="").succeeded()
     assert run.out == "8\n"
 
