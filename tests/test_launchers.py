@@ -232,7 +232,10 @@ def test_env_sh_starts_fewer_threads_on_a_busy_machine(stand_in, launch):
     assert mine.out == f"{cores} active\n" * 2 and mine.err == ""
 
 
-@pytest.mark.parametrize(("ending", "status"), [("one rank is killed", 137), ("SIGTERM", 143)])
+ENDINGS = [("one rank is killed", 137), ("SIGTERM", 143), ("SIGKILL", -9)]
+
+
+@pytest.mark.parametrize(("ending", "status"), ENDINGS)
 def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
     """With the status of the rank that failed. SIGTERM also reaches a rank that is stopped.
 
@@ -253,11 +256,15 @@ def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
         rank.suspend()
         run.wait_for(lambda: rank.status() == psutil.STATUS_STOPPED, 10, "rank 1 to stop")
         run.processes[0].terminate()
+    elif ending == "SIGKILL":
+        if not shutil.which("setpriv"):
+            pytest.skip("no setpriv: apt-get install util-linux")
+        run.processes[0].kill()
     else:
         rank.kill()
     assert run.wait(30).codes == [status]
     run.wait_for(lambda: not run.pids(), 10, "all ranks to be gone")
-    assert not meeting_point.exists()
+    assert ending == "SIGKILL" or not meeting_point.exists()
 
 
 @pytest.mark.parametrize("setting", ["", "1"])
@@ -290,6 +297,19 @@ def test_mnmc_ddp_env_sh_lets_torchrun_start_ranks_again(stand_in):
     run = stand_in.run("bash scripts/mnmc_ddp_env.sh", MAX_RESTARTS="1").succeeded()
     assert " argv --standalone --local-addr 127.0.0.1 --max-restarts 1 " in run.out
     assert "\n1\n" in run.out, run.story()
+
+
+@pytest.mark.slow
+def test_machine_that_does_not_know_its_own_name_trains(launch):
+    """By the README's bare torchrun after env.sh, and by the launcher."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to give a name that nobody knows to a namespace of its own")
+    options = "--dataset synthetic --epochs 0 --timeout 30"
+    lines = "hostname a-name-that-nobody-knows; source scripts/env.sh; "
+    lines += f"torchrun --standalone --nproc-per-node 2 mnmc_ddp_env.py {options}; "
+    lines += f"env -u PET_LOCAL_ADDR bash scripts/mnmc_ddp_env.sh {options}"
+    run = launch([["unshare", "--uts", "bash", "-ec", lines]], env={"NPROC": "2"}).succeeded(60)
+    assert [row[:2] for row in run.inits()] == [(0, 2)] * 2 + [(1, 2)] * 2, run.story()
 
 
 def test_mnmc_ddp_env_sh_passes_on_the_numbers_of_several_nodes(stand_in):
