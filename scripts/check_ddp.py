@@ -35,6 +35,7 @@ import time
 import traceback
 import weakref
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,9 +54,9 @@ from torch.utils.data import DataLoader, Subset, dataloader
 HERE, START = os.path.dirname(os.path.realpath(__file__)), os.getcwd()
 # What a rank remembers of itself.
 NOTES = {"pid": None, "early": []}  # its file of notes, and the notes before it has a number
-COUNTS, CALLS, REPLACED, DRAWS = {}, {}, {}, {}
+COUNTS, CALLS, REPLACED, DRAWS = Counter(), {}, {}, {}
 WRAPPED, OPTIMIZERS = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
-NAMES, FROZEN, INSIDE, PASSES, OPENING, TESTS = {}, set(), [], [], [], []
+NAMES, FROZEN, TESTED, INSIDE, PASSES, OPENING, TESTS = {}, set(), {}, [], [], [], []
 
 
 # The notes that who_hangs.py reads. A script can copy these three functions and their imports.
@@ -103,9 +104,7 @@ def start_watching(rank, world_size, folder="who_hangs"):
 def find_line():
     """Returns the line of the user's own code that runs now, as file:line."""
     frame = sys._getframe()
-    while frame and (
-        frame.f_code.co_filename == __file__ or who_hangs.INSTALLED.search(frame.f_code.co_filename)
-    ):
+    while frame and who_hangs.INSTALLED.search(frame.f_code.co_filename):
         frame = frame.f_back
     if not frame:
         return ""
@@ -137,7 +136,7 @@ def start_notes(rank, world_size):
 
 def count(name):
     """Counts what happens; returns how often it has."""
-    COUNTS[name] = COUNTS.get(name, 0) + 1
+    COUNTS[name] += 1
     return COUNTS[name]
 
 
@@ -219,15 +218,13 @@ def note_wrapped(original, ddp, module, *args, **kwargs):
 
 def note_forward(original, ddp, *inputs, **kwargs):
     """A forward of DDP: its inputs, and whether the backward will average."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        INSIDE.append(ddp.module)
-    else:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         count("forward" if ddp.require_backward_grad_sync else "no_sync")
         number = count(f"inputs {WRAPPED.get(ddp.module)}")
         if is_due(number) and number > 1:
             sums = [compute_checksum(tensor)[0] for tensor in list_tensors([inputs, kwargs])]
             note("inputs", f"{WRAPPED.get(ddp.module)} {number}", sums=sums)
-        INSIDE.append(ddp.module)
+    INSIDE.append(ddp.module)
     try:
         return original(ddp, *inputs, **kwargs)
     finally:
@@ -235,22 +232,25 @@ def note_forward(original, ddp, *inputs, **kwargs):
 
 
 def note_module(module, inputs):
-    """A forward of any module: it may go past DDP, or be a test."""
-    if torch.compiler.is_compiling():
+    """A forward of any module: past DDP, or the first of a model that is tested."""
+    if torch.compiler.is_compiling() or isinstance(module, DistributedDataParallel):
         return
     trains = torch.is_grad_enabled()
     count("with gradient" if trains else "without gradient")
-    if module not in WRAPPED:
-        return
-    if trains and module not in INSIDE:
+    if trains and module in WRAPPED and module not in INSIDE:
         count("past DDP")
         CALLS.setdefault("past DDP", find_line())
-    if not trains and not module.training and "steps" in COUNTS:
-        last = f"tested {WRAPPED[module]}"
-        if CALLS.get(last) != COUNTS["steps"]:  # the first forward of this test
-            CALLS[last] = COUNTS["steps"]
+    if trains or module.training or not COUNTS["steps"]:
+        return
+    if TESTED.get("steps") != COUNTS["steps"]:
+        TESTED.update(steps=COUNTS["steps"], parts=set())
+    name = type(module).__name__
+    if id(module) not in TESTED["parts"]:  # else it is a part of a model that was noted
+        TESTED["parts"].update(map(id, module.modules()))
+        if is_due(count(f"tested {name}")):
+            weights = compute_checksums(dict(module.named_parameters()))
             buffers = compute_checksums(dict(module.named_buffers()))
-            note("tested", f"{WRAPPED[module]} {count(last)}", buffers=buffers)
+            note("tested", f"{name} {COUNTS['steps']}", weights=weights, buffers=buffers)
 
 
 def read_generators():
@@ -270,33 +270,46 @@ def name_parameters(optimizer):
     return {NAMES.get(id(p), f"no. {i} {tuple(p.shape)}"): p for i, p in enumerate(parameters)}
 
 
+def name_optimizer(optimizer):
+    """Returns a name that is the same on all ranks, also where one has an optimizer more."""
+    if optimizer not in OPTIMIZERS:
+        first, *others = name_parameters(optimizer)
+        name = f"{type(optimizer).__name__} of {first} and {len(others)} more"
+        OPTIMIZERS[optimizer] = f"{name}, {count(name)}"
+    return OPTIMIZERS[optimizer]
+
+
 def note_step(optimizer, *_):
     """An optimizer is about to step: its weights and gradients, and random draws."""
-    number = OPTIMIZERS.setdefault(optimizer, len(OPTIMIZERS) + 1)
+    name = name_optimizer(optimizer)
     end_tests()
     count("steps")
-    if DRAWS and DRAWS["passes"] == COUNTS.get("passes"):  # no epoch began meanwhile
-        note("draws", DRAWS["step"], before=DRAWS["state"], after=read_generators())
+    if DRAWS and DRAWS["passes"] == COUNTS["passes"]:  # no epoch began meanwhile
+        note("draws", DRAWS["key"], before=DRAWS["state"], after=read_generators())
     DRAWS.clear()
-    if is_due(step := count(f"optimizer {number}")):
+    if is_due(step := count(name)):
         named = name_parameters(optimizer)
         gradients = compute_checksums({name: p.grad for name, p in named.items()})
         thawed = sorted(name for name in FROZEN if gradients.get(name))
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         rows = [row for pass_ in PASSES for row in list_delivered(pass_)] if step == 1 else []
-        note("step", f"{number} {step}", weights=compute_checksums(named), gradients=gradients,
-             thawed=thawed, rates=rates, rows=rows, counts=COUNTS, calls=CALLS)  # fmt: skip
+        note_weights(name, step, "before", named, gradients=gradients, thawed=thawed, rates=rates,
+                     rows=rows, calls=CALLS)  # fmt: skip
 
 
 def note_stepped(optimizer, *_):
     """An optimizer has stepped: its weights."""
-    number = OPTIMIZERS[optimizer]
-    step = COUNTS[f"optimizer {number}"]
-    if is_due(step):
-        weights = compute_checksums(name_parameters(optimizer))
-        note("step", f"{number} {step} after", weights=weights, gradients={}, counts=COUNTS)
-        if number == 1:
-            DRAWS.update(step=step, passes=COUNTS.get("passes"), state=read_generators())
+    name = name_optimizer(optimizer)
+    if is_due(COUNTS[name]):
+        note_weights(name, COUNTS[name], "after", name_parameters(optimizer))
+        DRAWS.update(key=COUNTS["steps"], passes=COUNTS["passes"], state=read_generators())
+
+
+def note_weights(optimizer, step, when, named, **facts):
+    """The weights of an optimizer at a step."""
+    weights = compute_checksums(named)
+    facts = {"gradients": {}, "counts": COUNTS, "optimizer": optimizer} | facts
+    note("step", f"{optimizer} {step} {when}", step=step, when=when, weights=weights, **facts)
 
 
 def begin_pass(original, loader):
@@ -306,7 +319,8 @@ def begin_pass(original, loader):
     where, (base, indices) = find_line(), find_base(loader.dataset)
     pass_ = {"where": where, "number": count(f"pass {where}"), "loader": weakref.ref(loader)}
     pass_ |= {"drawn": [], "delivered": 0, "rows": {}, "stream": [], "complete": False}
-    pass_ |= {"size": measure_size(base), "indices": indices, "before": dict(COUNTS)}
+    pass_ |= {"size": measure_size(loader.dataset), "base": measure_size(base)}
+    pass_ |= {"indices": indices, "before": COUNTS.copy()}
     count("passes")
     PASSES.append(pass_)
     OPENING.append(pass_)
@@ -371,7 +385,7 @@ def note_batch(original, iterator):
         return batch
     tensors = [t for t in tensors if len(t) == len(rows)]
     for i, row in enumerate(rows):
-        if tensors and row % ((pass_["size"] or 1) // 64 + 1) == 0:
+        if tensors and row % ((pass_["base"] or 1) // 64 + 1) == 0:
             pass_["rows"][row] = [compute_checksum(t[i])[0] for t in tensors]
     return batch
 
@@ -384,10 +398,9 @@ def list_delivered(pass_):
 def is_test(pass_):
     """Whether models were called in a pass, and none with gradients."""
     trained, called = (
-        COUNTS.get(name, 0) > pass_["before"].get(name, 0)
-        for name in ("with gradient", "without gradient")
+        COUNTS[name] > pass_["before"][name] for name in ("with gradient", "without gradient")
     )
-    return called and not trained and COUNTS.get("steps") == pass_["before"].get("steps")
+    return called and not trained and COUNTS["steps"] == pass_["before"]["steps"]
 
 
 def end_pass(pass_):
@@ -403,7 +416,7 @@ def end_pass(pass_):
         sampler = type(loader.sampler).__name__ if loader else ""
         rows = pass_["stream"] or list_delivered(pass_)
         note("pass", f"{where} {number}", use=kind, line=where, rows=rows, size=pass_["size"],
-             content=pass_["rows"], stream=bool(pass_["stream"]), complete=pass_["complete"],
+             base=pass_["base"], content=pass_["rows"], stream=bool(pass_["stream"]), complete=pass_["complete"],
              batches=pass_["delivered"], sampler=sampler,
              subset=pass_["indices"] is not None)  # fmt: skip
 
@@ -414,7 +427,7 @@ def end_tests():
         end_pass(pass_)
     while TESTS:
         pass_ = TESTS.pop()
-        added = COUNTS.get("sent", 0) > pass_["before"].get("sent", 0)
+        added = COUNTS["sent"] > pass_["before"]["sent"]
         note("added", f"{pass_['where']} {pass_['number']}", added=added)
 
 
@@ -428,7 +441,7 @@ def note_collective(original, *args, **kwargs):
     dtype = str(tensors[0].dtype) if tensors else ""
     if CALLS.get(where) != [name, dtype]:
         CALLS[where] = [name, dtype]
-        note("call", f"{where} {number}", name=name, dtype=dtype, line=where)
+        note("call", f"{where} {number}", name=name, dtype=dtype, line=where, number=number)
     if "CHECK_DDP_CPU" in os.environ:
         kwargs.pop("device_ids", None)
         op = kwargs.get("op", args[1] if len(args) > 1 else None)
@@ -436,9 +449,8 @@ def note_collective(original, *args, **kwargs):
             original(tensors[0])
             return tensors[0].detach().div_(dist.get_world_size(kwargs.get("group")))
     result = original(*args, **kwargs)
-    if name == "all_reduce" and torch.is_grad_enabled() and tensors[0].requires_grad:
-        if not tensors[0].is_leaf and f"loss {where}" not in CALLS:
-            tensors[0].register_hook(functools.partial(note_reduced_loss, where))
+    if name == "all_reduce" and torch.is_grad_enabled() and tensors[0].grad_fn:
+        tensors[0].register_hook(functools.partial(note_reduced_loss, where))
     return result
 
 
@@ -487,9 +499,8 @@ def note_end():
     for pass_ in list(PASSES):
         end_pass(pass_)
     end_tests()
-    for optimizer, number in OPTIMIZERS.items():
-        weights = compute_checksums(name_parameters(optimizer))
-        note("step", f"{number} end", weights=weights, gradients={}, counts=COUNTS)
+    for optimizer, name in OPTIMIZERS.items():
+        note_weights(name, COUNTS[name], "end", name_parameters(optimizer))
     names = [Path(path).read_text() for path in glob.glob("/proc/self/task/*/comm")]
     threads = sum("gloo" in name for name in names)
     note("end", "", initialized=dist.is_initialized(), threads=threads, counts=COUNTS)
@@ -627,433 +638,415 @@ def pretend_gpus():
     AnswerByCpu().__enter__()
 
 
-# The report: each function compares the notes of all ranks, and returns lines.
+# The report: each function compares the notes of all ranks, and returns lines of it:
+# (mark, verdict, what was seen, where, page).
+
+WEIGHTS = "model.md#equal-weights-on-all-ranks"
+SHARDS = "data.md#distributedsampler-shuffle-and-set_epoch"
+EXACT = "checkpoints.md#exact-evaluation-and-metrics-over-all-ranks"
 
 
 def read_facts(folder):
-    """Returns the notes of each rank: {kind: {key: facts}}."""
+    """Returns the notes of each rank: {kind: {key: fact}}."""
     ranks = {}
     for path in sorted(Path(folder).glob("*.facts"), key=lambda path: int(path.stem)):
-        ranks[int(path.stem)] = facts = {}
+        ranks[int(path.stem)] = facts = defaultdict(dict)
         for line in path.read_text().splitlines():
             fact = json.loads(line)
-            facts.setdefault(fact["kind"], {})[fact["key"]] = fact
+            facts[fact["kind"]][fact["key"]] = fact
     return ranks
 
 
 def pair_facts(ranks, kind):
-    """Returns [key, facts of each rank] of the keys that all ranks have."""
-    first, *others = (facts.get(kind, {}) for facts in ranks.values())
-    return [
-        (key, [fact, *(other[key] for other in others)])
-        for key, fact in first.items()
-        if all(key in other for other in others)
-    ]
+    """Returns (key, the ranks' facts) for each key that all ranks have, as rank 0 came to it."""
+    facts = [rank[kind] for rank in ranks.values()]
+    keys = [key for key in facts[0] if all(key in others for others in facts)]
+    return [(key, [others[key] for others in facts]) for key in keys] if len(facts) > 1 else []
 
 
 def name_some(names):
-    """classifier.weight and 9 more."""
+    """Returns words such as: classifier.weight and 9 more."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def judge_gpus(ranks):
-    asked = [facts.get("gpu", {}) for facts in ranks.values()]
-    names = [sorted({key.split()[1] for key in gpus}) for gpus in asked]
-    devices = [facts[0]["device"] for _, facts in pair_facts({0: ranks[0]}, "wrapped")][:1]
+    mark, page = "1 own GPU", "model.md#torchcudaset_device"
+    asked = [rank["gpu"] for rank in ranks.values()]  # what we pretended
     for rank, gpus in enumerate(asked):
-        if shared := [key for key in gpus if any(key in other for other in asked[:rank])]:
-            where = gpus[shared[0]]["where"]
-            text = f"rank {rank} asks for {shared[0].split()[1]}, which rank 0 has, too"
-            return [("1 own GPU", "NO", text, where, "model.md#torchcudaset_device")]
-    if any(names):
-        return [("1 own GPU", "ok", " and ".join(", ".join(part) for part in names), "", "")]
-    if devices and len(ranks) > 1 and devices[0] != "cpu":
-        own = [facts.get("wrapped", {}).get("1", {}) for facts in ranks.values()]
-        names = [wrapped.get("device", "") for wrapped in own]
-        if len(set(names)) == len(names):
-            return [("1 own GPU", "ok", " and ".join(names), "", "")]
-        verdict = "NO" if ranks[0]["start"][""]["gpus"] >= len(names) else "?"
-        text = f"the ranks have their models on {' and '.join(names)}"
-        return [("1 own GPU", verdict, text, own[1]["where"], "model.md#torchcudaset_device")]
-    return [("1 own GPU", "ok", "all is on the CPU", "", "")]
+        for key in [key for key in gpus if any(key in others for others in asked[:rank])][:1]:
+            text = f"rank {rank} asks for {key.split()[1]}, as another rank does"
+            return [(mark, "NO", text, gpus[key]["where"], page)]
+    if any(asked):
+        return [(mark, "ok", ", ".join(key.split()[1] for gpus in asked for key in gpus), "", "")]
+    for _, facts in pair_facts(ranks, "wrapped")[:1]:
+        devices = [fact["device"] for fact in facts]
+        text = f"the models are on {' and '.join(devices)}"
+        if devices[0] == "cpu" or len(set(devices)) == len(devices):
+            return [(mark, "ok", text, "", "")]
+        verdict = "NO" if ranks[0]["start"][""]["gpus"] >= len(devices) else "?"
+        return [(mark, verdict, text, facts[1]["where"], page)]
+    return []
 
 
 def judge_files(ranks):
-    lines, several = [], {}
-    for rank, facts in ranks.items():
-        for path, fact in facts.get("wrote", {}).items():
-            several.setdefault(path, []).append((rank, fact["line"]))
-    for path, writers in several.items():
-        if len(writers) > 1:
-            text = f"{who_hangs.name_ranks([rank for rank, _ in writers])} write {path}"
-            page = "checkpoints.md#checkpoints"
-            lines.append(("3 7 one writes", "NO", text, writers[-1][1], page))
-    written = [path for path, w in several.items() if len(w) == 1 and not path.startswith("..")]
-    if written and not lines:
-        return [("3 7 one writes", "ok", name_some(written), "", "")]
-    return lines
+    mark, writers = "3 one writes", {}
+    for number, rank in ranks.items():
+        for path, fact in rank["wrote"].items():
+            writers.setdefault(path, []).append((number, fact["line"]))
+    lines = []
+    for path, found in writers.items():
+        if len(found) > 1:
+            text = f"{who_hangs.name_ranks([number for number, _ in found])} write {path}"
+            lines.append((mark, "NO", text, found[-1][1], "checkpoints.md#checkpoints"))
+    here = [path for path in writers if not path.startswith("..")]
+    return lines or [(mark, "ok", name_some(here), "", "")] if here else lines
 
 
-def are_same_rows(facts):
-    """Whether rows with the same number are the same on all ranks: True, False or None."""
-    if facts[0]["stream"]:
-        return True
+def freeze_rows(facts):
+    return [[tuple(r) if isinstance(r, list) else r for r in fact["rows"]] for fact in facts]
+
+
+def are_same_data(facts):
+    """Whether rows of equal number have equal content on the ranks: True, False or None."""
     first, *others = (fact["content"] for fact in facts)
     shared = [row for row in first if all(row in other for other in others)]
-    if not shared or len({fact["size"] for fact in facts}) > 1:
-        return None if not shared else False
-    pairs = [(a, other[row][i]) for other in others for row in shared
-             for i, a in enumerate(first[row]) if i < len(other[row])]  # fmt: skip
+    if facts[0]["stream"] or not shared:
+        return facts[0]["stream"] or None
+    pairs = [pair for other in others for row in shared
+             for pair in zip(first[row], other[row], strict=False)]  # fmt: skip
     equal = sum(a == b for a, b in pairs)
     return True if equal == len(pairs) else None if equal else False
 
 
-def freeze(rows):
-    return [tuple(row) if isinstance(row, list) else row for row in rows]
-
-
 def judge_shards(ranks):
-    lines, key_lines = [], set()
-    page = "data.md#distributedsampler-shuffle-and-set_epoch"
+    """The rows that the ranks draw to train. A data set may be other data on each rank."""
+    mark, lines, seen = "4 own shard", [], set()
     for _, facts in pair_facts(ranks, "pass"):
-        rows, where = [freeze(fact["rows"]) for fact in facts], facts[0]["line"]
-        if facts[0]["use"] == "test" or where in key_lines or len(rows) < 2 or not all(rows):
+        rows, where, size = freeze_rows(facts), facts[0]["line"], facts[0]["size"]
+        if facts[0]["use"] == "test" or where in seen or not all(rows):
             continue
-        key_lines.add(where)
-        same, size = are_same_rows(facts), facts[0]["size"]
-        whole = all(fact["complete"] and len(set(r)) == len(r) for fact, r in zip(facts, rows))
-        twice = set(rows[0]) & set(rows[1])
-        total = f"{len(set().union(*rows)):,} of {size:,} rows" if size else "rows"
-        if facts[0]["stream"]:
-            page = "data.md#iterabledataset-by-rank-and-by-worker"
-            if any(len(set(r)) < 0.6 * len(r) for r in rows):
-                text = "a rank reads its rows several times: does each worker read all?"
-                lines.append(("4 own shard", "NO", text, where, page))
-                continue
-        if rows[0] == rows[1] or (whole and set(rows[0]) == set(rows[1])):
-            order = ", in the same order" if rows[0] == rows[1] else ""
-            text = f"all ranks draw the same {len(set(rows[0])):,} rows{order}"
-            if same is False:
-                text = "each rank has a data set of its own"
-            verdict = {True: "NO", False: "ok", None: "?"}[same]
-        elif len(twice) > max(0.05 * len(rows[0]), 2) and same is not False:
-            verdict, text = "?", f"{len(twice):,} rows are drawn by ranks 0 and 1"
-            if any(len(set(r)) < len(r) for r in rows):
-                verdict, text = "ok", "the ranks draw rows at random, some of them several times"
-        elif facts[0]["stream"]:
-            verdict, text = "ok", "the ranks read different rows"
+        seen.add(where)
+        page = "data.md#iterabledataset-by-rank-and-by-worker" if facts[0]["stream"] else SHARDS
+        same, every, first = are_same_data(facts), set().union(*rows), set(rows[0])
+        twice, once = first & set(rows[1]), all(len(set(r)) == len(r) for r in rows)
+        full = once and all(fact["complete"] for fact in facts)
+        sharded = facts[0]["sampler"] == "DistributedSampler"
+        proof = {True: "NO", None: "?", False: "ok"}[same]
+        total = f"{len(every):,} of {size:,} rows" if size else f"{len(every):,} rows"
+        if facts[0]["stream"] and len(first) < 0.6 * len(rows[0]):
+            text = "a rank reads its rows several times: does each worker read all of them?"
+            lines.append((mark, "NO", text, where, page))
+        elif same is False:
+            lines.append((mark, "ok", "each rank has a data set of its own", "", ""))
+        elif rows[0] == rows[1]:
+            text = f"all ranks draw the same {len(first):,} rows in the same order"
+            lines.append((mark, proof, text, where, page))
+        elif full and (set(rows[1]) == first or sharded and len(twice) > 0.05 * len(first)):
+            text = f"{len(twice):,} rows are drawn by ranks 0 and 1: {total} in an epoch"
+            lines.append((mark, proof, text, where, page))
+        elif full and size and len(every) < 0.95 * size:
+            text = f"{total} are drawn"
+            lines.append((mark, "NO" if sharded else "?", text, where, page))
+        elif once and len(twice) > 0.05 * len(first):
+            text = f"{len(twice):,} rows are drawn by ranks 0 and 1"
+            lines.append((mark, "?", text, where, page))
         else:
-            verdict, text = "ok", f"{total}, each rank has others"
-        lines.append(("4 own shard", verdict, text, where, page))
+            text = f"{total}, and each rank has others" if once else "drawn at random"
+            lines.append((mark, "ok", text, "", ""))
     return lines or judge_inputs(ranks)
 
 
 def judge_inputs(ranks):
-    """Without a loader: what goes into DDP's forward."""
-    page = "data.md#distributedsampler-shuffle-and-set_epoch"
-    pairs = [(key, facts) for key, facts in pair_facts(ranks, "inputs") if facts[0]["sums"]]
-    if len(ranks) < 2 or not pairs:
+    """Where no DataLoader is: what the ranks give to DDP's forward."""
+    pairs = [facts for _, facts in pair_facts(ranks, "inputs") if facts[0]["sums"]]
+    if not pairs:
         return []
-    if all(fact["sums"] == facts[0]["sums"] for _, facts in pairs for fact in facts):
+    if all(fact["sums"] == facts[0]["sums"] for facts in pairs for fact in facts):
         text = "all ranks give the same inputs to the model"
-        return [("4 own shard", "NO", text, pairs[0][1][0]["where"], page)]
-    return [("4 own shard", "ok", "the ranks give different inputs to the model", "", "")]
+        return [("4 own shard", "NO", text, pairs[0][0]["where"], SHARDS)]
+    return [("4 own shard", "ok", "the ranks give other inputs to the model", "", "")]
 
 
 def judge_epochs(ranks):
-    lines, passes = [], {}
-    for fact in ranks[0].get("pass", {}).values():
-        if fact["use"] == "train" and not fact["stream"] and len(fact["rows"]) > 1:
-            passes.setdefault((fact["line"], fact["size"]), []).append(fact)
-    for (where, _), facts in passes.items():
-        first, second = (freeze(fact["rows"]) for fact in (facts * 2)[:2])
-        shorter = min(len(first), len(second))
-        if len(facts) < 2 or shorter < 8:
-            lines.append(("4 set_epoch", "?", "one epoch: run two", where, ""))
-        elif first[:shorter] != second[:shorter]:
-            lines.append(("4 set_epoch", "ok", "the second epoch has another order", "", ""))
+    mark, lines, passes = "4 set_epoch", [], {}
+    for fact in ranks[0]["pass"].values():
+        if fact["use"] == "train" and not fact["stream"] and len(fact["rows"]) > 8:
+            passes.setdefault((fact["line"], fact["size"]), []).append(fact["rows"])
+    for (where, _), (first, *others) in passes.items():
+        second = others[0] if others else []
+        length = min(len(first), len(second))
+        if length < 8:
+            lines.append((mark, "?", "no second epoch was seen", where, ""))
+        elif first[:length] != second[:length]:
+            lines.append((mark, "ok", "the second epoch has another order", "", ""))
         elif first == sorted(first):
-            lines.append(("4 set_epoch", "?", "no epoch is shuffled", where, ""))
+            lines.append((mark, "?", "the rows are not shuffled", where, SHARDS))
         else:
             text = "the second epoch draws the rows in the order of the first"
-            page = "data.md#distributedsampler-shuffle-and-set_epoch"
-            lines.append(("4 set_epoch", "NO", text, where, page))
+            lines.append((mark, "NO", text, where, SHARDS))
     return lines
 
 
 def judge_split(ranks):
-    """A row that one rank trains on and another tests."""
-    passes = {}
-    for rank, facts in ranks.items():
-        for fact in facts.get("pass", {}).values():
+    """Rows that one rank trains on and another tests, while no rank tests what it trains on."""
+    found = {"train": {}, "test": {}}
+    for number, rank in ranks.items():
+        for fact in rank["pass"].values():
             if fact["subset"]:
-                passes.setdefault(fact["use"], {}).setdefault(rank, fact)
-    train, test = passes.get("train", {}), passes.get("test", {})
-    for rank, trained in train.items():
-        for other, tested in test.items():
-            leaked = set(trained["rows"]) & set(tested["rows"])
-            own = set(trained["rows"]) & set(test.get(rank, {"rows": []})["rows"])
-            if other != rank and leaked and not own and are_same_rows([trained, tested]):
-                text = f"rank {other} tests {len(leaked):,} rows on which rank {rank} trains"
-                return [("4 split", "NO", text, tested["line"], "data.md#random-seeds")]
+                found[fact["use"]].setdefault(number, fact)
+    for number, train in found["train"].items():
+        for other, test in found["test"].items():
+            leaked = set(train["rows"]) & set(test["rows"])
+            own = found["test"].get(number, {"rows": train["rows"]})
+            own = set(train["rows"]) & set(own["rows"])
+            same = train["base"] == test["base"] and are_same_data([train, test])
+            if number != other and leaked and not own and same:
+                text = f"rank {other} tests {len(leaked):,} rows that rank {number} trains on"
+                return [("4 split", "NO", text, test["line"], "data.md#random-seeds")]
     return []
 
 
 def judge_wrapping(ranks):
-    page, pairs = "model.md#equal-weights-on-all-ranks", pair_facts(ranks, "wrapped")
+    pairs = pair_facts(ranks, "wrapped")
     for _, facts in pairs:
-        for what in ("names", "buffers", "frozen"):
-            if any(fact[what] != facts[0][what] for fact in facts):
-                kind = {"names": "parameters", "buffers": "buffers"}.get(what, "frozen parameters")
-                text = f"the ranks have other {kind}, or another order of them"
-                return [("5 wrapped model", "NO", text, facts[0]["where"], page)]
-    if pairs:
-        return [("5 wrapped model", "ok", f"{len(pairs)} with DDP", "", "")]
-    return []
+        for key, what in (("names", "parameters"), ("buffers", "buffers"), ("frozen", "frozen")):
+            if any(fact[key] != facts[0][key] for fact in facts):
+                text = f"the ranks have other {what}, or another order of them"
+                return [("5 wrapped model", "NO", text, facts[0]["where"], WEIGHTS)]
+    text = f"{len(pairs)} with DDP: equal names in equal order"
+    return [("5 wrapped model", "ok", text, "", "")] * bool(pairs)
 
 
 def is_close(one, other):
     """Whether two checksums are equal, or their numbers up to rounding."""
-    if None in (one, other) or one[0] == other[0]:
-        return one == other or None not in (one, other)
-    largest = max(map(abs, one[1]))
+    if not one or not other or one[0] == other[0]:
+        return one == other
+    largest = max(map(abs, one[1]), default=0)
     return all(abs(a - b) <= 1e-5 * largest for a, b in zip(one[1], other[1], strict=True))
 
 
-def find_difference(ranks):
-    """Returns (facts, "weights" or "gradients", names, count) of the first difference."""
-    for _, facts in pair_facts(ranks, "step"):
-        for what in ("weights", "gradients"):
-            names = set.intersection(*(set(fact[what]) for fact in facts))
-            sums = {n: [fact[what][n] for fact in facts] for n in facts[0][what] if n in names}
-            other = [n for n, all_ in sums.items() if not all(is_close(all_[0], s) for s in all_)]
-            if other:
-                return facts, what, other, len(sums)
-    return None
+def list_different(facts, what):
+    """Returns the names of the tensors that differ, and the number of all."""
+    names = [name for name in facts[0][what] if all(name in fact[what] for fact in facts)]
+    first = facts[0][what]
+    return [n for n in names if not all(is_close(first[n], f[what][n]) for f in facts)], len(names)
 
 
 def judge_weights(ranks):
-    page = "model.md#equal-weights-on-all-ranks"
-    pairs = pair_facts(ranks, "step")
-    wrapped = ranks[0].get("wrapped", {})
-    if len(ranks) < 2 or not any(fact["weights"] for _, facts in pairs for fact in facts):
-        return [("5 equal weights", "?", "no step of an optimizer was seen on all ranks", "", "")]
-    if not (found := find_difference(ranks)):
-        how = "" if wrapped else ", without DDP"
-        text = f"equal in all looks at weights and gradients{how}"
-        return [("5 equal weights", "ok", text, "", "")]
-    facts, what, names, total = found
-    kind, *step = facts[0]["key"].split()
-    counts, when = facts[0]["counts"], f"step {step[0]}"
+    """The first difference of weights or gradients tells the cause."""
+    mark, pairs = "5 equal weights", pair_facts(ranks, "step")
+    if not any(list_different(facts, "weights")[1] for _, facts in pairs):
+        return [(mark, "?", "no optimizer with the same weights stepped on all ranks", "", "")]
+    looks = [(key, f, w) for key, f in pairs for w in ("weights", "gradients")]
+    different = [look for look in looks if list_different(look[1], look[2])[0]]
+    wrapped = ranks[0]["wrapped"]
+    if not different:
+        text = "weights and gradients are equal" + ("" if wrapped else ", without DDP")
+        return [(mark, "ok", text, "", "")]
+    key, facts, what = different[0]
+    names, total = list_different(facts, what)
     which = f"all {total}" if len(names) == total else f"{len(names)} of {total}"
-    text = f"{what} differ in {when}: {which}, {name_some(names)}"
-    where = facts[0]["where"]
-    if not wrapped:
-        text = f"no DDP was built, and {text}"
-    elif what == "weights" and step == ["1"]:
-        text = f"the weights differ before step 1: {which}, {name_some(names)}"
-        loads = [set(r.get("loaded", {})) for r in ranks.values()]
-        if any(load != loads[0] for load in loads):
-            rank = max(range(len(loads)), key=lambda r: len(loads[r]))
-            loaded = next(iter(ranks[rank]["loaded"].values()))
-            text += f". Rank {rank} alone loads {loaded['key']}"
-            where, page = loaded["where"], "checkpoints.md#checkpoints"
+    which += f", {name_some(names)}"
+    where, counts, page = facts[0]["where"], facts[0]["counts"], WEIGHTS
+    step, when = facts[0]["step"], facts[0]["when"]
+    text = f"{what} differ {when if what == 'weights' else 'in'} step {step}: {which}"
+    if what == "weights" and step == 1 and when == "before":
+        loads = [rank["loaded"] for rank in ranks.values()]
+        alone = [i for i, load in enumerate(loads) if load and not all(loads)]
+        if alone and wrapped:
+            (path, load), *_ = loads[alone[0]].items()
+            where, page = load["where"], "checkpoints.md#checkpoints"
+            text += f". Rank {alone[0]} alone loads {path}"
     elif what == "weights":
-        rates = [
-            f.get("step", {}).get(f"{kind} {step[0]}", {}).get("rates") for f in ranks.values()
-        ]
-        text += ", after equal gradients"
+        before = key.replace("after", "before")
+        rates = [rank["step"].get(before, {}).get("rates", [0]) for rank in ranks.values()]
+        text, page = f"{text}, after equal gradients", "checkpoints.md#checkpoints"
         if any(rate != rates[0] for rate in rates):
-            text += f": the learning rates are {' and '.join(str(r[0]) for r in rates if r)}"
-        page = "checkpoints.md#checkpoints"
+            text += f". The learning rates are {' and '.join(f'{rate[0]:.3g}' for rate in rates)}"
+            page = "training.md#learning-rate-scheduler-onecyclelr-and-reducelronplateau"
+        elif when == "after":
+            text += ": the optimizers have other options or another state"
+    elif not wrapped:
+        text += ". No DDP was built"
     elif facts[0]["thawed"]:
-        text += ". They were frozen when DDP was built"
-        page = "model.md#frozen-layers"
+        text, page = f"{text}. They were frozen when DDP was built", "model.md#frozen-layers"
     elif all(name.startswith("no. ") for name in names):
-        text += ". They are in no DDP model"
+        text += ". No DDP has them"
     elif counts.get("no_sync"):
         text += f". {counts['no_sync']} forwards were under no_sync()"
         page = "training.md#gradient-accumulation-with-no_sync"
     elif counts.get("past DDP"):
         text += f". {counts['past DDP']} forwards went past DDP"
         where = facts[0]["calls"]["past DDP"]
-    ends = [(k, f) for k, f in pairs if k.endswith("end")]
-    if ends and not find_difference({r: {"step": {k: f["step"][k] for k, _ in ends}}
-                                     for r, f in ranks.items()}):  # fmt: skip
-        return [("5 equal weights", "?", f"{text}. At the end all weights are equal", where, page)]
-    return [("5 equal weights", "NO", text, where, page)]
+    ends = [key for key, _ in pairs if key.endswith("end")]
+    if ends and not any(key in ends for key, _, _ in different):
+        return [(mark, "?", f"{text}. At the end the weights are equal", where, page)]
+    return [(mark, "NO", text, where, page)]
 
 
-def judge_batch(ranks):
-    page = "training.md#learning-rate-and-global-batch-size"
-    for fact in list(ranks[0].get("step", {}).values())[:1]:
-        each = len(fact["rows"])
-        if each and fact["rates"]:
-            text = f"{len(ranks)} x {each} rows in step 1, learning rate {fact['rates'][0]:.3g}: "
-            text += f"is it meant for {len(ranks) * each}?"
-            return [("6 global batch", "?", text, fact["where"], page)]
-    return []
-
-
-def judge_tests(ranks):
-    lines, seen = [], set()
-    page = "checkpoints.md#exact-evaluation-and-metrics-over-all-ranks"
-    for key, facts in pair_facts(ranks, "pass"):
-        where, rows = facts[0]["line"], [freeze(fact["rows"]) for fact in facts]
-        if any(f["use"] != "test" for f in facts) or where in seen or len(facts) < 2:
-            continue
-        seen.add(where)
-        size, every = facts[0]["size"], set().union(*rows)
-        drawn, same = sum(map(len, rows)), are_same_rows(facts)
-        if all(set(r) == every for r in rows) and same is not False:
-            lines.append(("a test rows", "ok", f"each rank tests all {len(every):,} rows", "", ""))
-            continue
-        added = [r.get("added", {}).get(key, {}).get("added", True) for r in ranks.values()]
-        sharded = facts[0]["sampler"] == "DistributedSampler"
-        if not all(added):
-            text = f"each rank tests a part, and no collective call adds the parts up: {len(rows[0]):,} rows"
-            lines.append(("7 add up", "NO", text, where, page))
-        else:
-            lines.append(("7 add up", "ok", "a collective call follows the test", "", ""))
-        if drawn > len(every) and (same or sharded):
-            text = f"{drawn:,} rows are tested, of {size:,}: some twice"
-            lines.append(("a test rows", "NO", text, where, page))
-        elif drawn > len(every):
-            lines.append(("a test rows", "?", "some may be tested twice", where, page))
-        elif sharded and size:
-            text = f"each once with {len(ranks)} ranks. Where W does not divide {size:,}, "
-            text += "DistributedSampler repeats some"
-            lines.append(("a test rows", "?", text, where, page))
-        else:
-            text = f"{len(every):,} of {size:,}, each once" if size else "each once"
-            lines.append(("a test rows", "ok", text, "", ""))
-    return lines
-
-
-def judge_draws(ranks):
-    pairs = pair_facts(ranks, "draws")
-    if len(ranks) < 2 or not pairs:
-        return [("b random draws", "?", "no two steps of an epoch were seen", "", "")]
-    found = {}
-    for _, facts in pairs:
-        for name, before in facts[0]["before"].items():
-            moved = all(f["before"].get(name) != f["after"].get(name) for f in facts)
-            alike = all(f["before"].get(name) == before for f in facts)
-            alike &= all(f["after"].get(name) == facts[0]["after"].get(name) for f in facts)
-            if moved:
-                found.setdefault(name, []).append((alike, facts[0]))
-    for name, looks in found.items():
-        if all(alike for alike, _ in looks):
-            text = f"all ranks draw the same random numbers from {name} in their steps"
-            verdict = "NO" if name.startswith("torch") else "?"
-            where = looks[0][1]["where"]
-            return [("b random draws", verdict, text, where, "data.md#random-seeds")]
-    text = "each rank has its own" if found else "no random numbers in a step"
-    return [("b random draws", "ok", text, "", "")]
-
-
-def judge_buffers(ranks):
-    pairs = pair_facts(ranks, "tested")
-    for _, facts in pairs:
-        first = facts[0]["buffers"]
-        names = [
-            n for n in first if any(not is_close(first[n], f["buffers"].get(n)) for f in facts)
-        ]
-        if names:
-            text = f"the ranks test with different buffers: {name_some(names)}"
-            page = "checkpoints.md#who-validates-all-ranks-or-rank-0-alone"
-            return [("c buffers", "NO", text, facts[0]["where"], page)]
-    if len(ranks) > 1 and any(facts[0]["buffers"] for _, facts in pairs):
-        return [("c buffers", "ok", "all ranks test with the same", "", "")]
-    return []
+def find_call(rank, line, number):
+    """Returns what a rank called at a line for that time. It notes only what changes."""
+    earlier = [fact for fact in rank["call"].values() if fact["line"] == line]
+    return [fact for fact in earlier if fact["number"] <= number][-1:]
 
 
 def judge_calls(ranks):
     lines = []
-    for key, facts in pair_facts(ranks, "call"):
-        if len({fact["dtype"] for fact in facts}) > 1 and key.split()[-1] == "1":
-            text = f"{facts[0]['name']} of {' and '.join(fact['dtype'] for fact in facts)}"
+    for fact in [fact for rank in ranks.values() for fact in rank["call"].values()]:
+        line, number = fact["line"], fact["number"]
+        calls = sum((find_call(rank, line, number) for rank in ranks.values()), [])
+        kinds = {call["dtype"] for call in calls if call["name"] == fact["name"]}
+        if len(kinds) > 1 and not lines:
+            text = f"{fact['name']} has {' and '.join(sorted(kinds))} in call {number}"
             page = "troubleshooting.md#which-collective-differs"
-            lines.append(("7 collectives", "NO", text, facts[0]["line"], page))
-    for fact in ranks[0].get("loss", {}).values():
-        text = f"backward goes through all_reduce, which has no gradient: a {len(ranks)}th may come out"
+            lines.append(("7 collectives", "NO", text, line, page))
+    for fact in ranks[0]["loss"].values():
+        text = "backward goes through all_reduce, which has no gradient: see --against-one"
         page = "training.md#contrastive-loss-over-all-ranks"
         lines.append(("5 loss", "?", text, fact["line"], page))
     return lines
 
 
+def judge_batch(ranks):
+    for fact in list(ranks[0]["step"].values())[:1]:
+        if fact["rows"] and fact["rates"]:
+            rows, rate = len(fact["rows"]), fact["rates"][0]
+            text = f"{len(ranks)} x {rows} rows and a learning rate of {rate:.3g} in step 1: "
+            text += f"is it meant for {len(ranks) * rows}?"
+            page = "training.md#learning-rate-and-global-batch-size"
+            return [("6 global batch", "?", text, fact["where"], page)]
+    return []
+
+
+def judge_tests(ranks):
+    """A loader used without gradients: each row once, and the ranks' counts added up."""
+    mark, lines, seen = "a test rows", [], set()
+    for key, fact in ranks[0]["pass"].items():
+        facts = [rank["pass"][key] for rank in ranks.values() if key in rank["pass"]]
+        where, rows, size = fact["line"], freeze_rows(facts), fact["size"]
+        if any(f["use"] != "test" for f in facts) or (where, size) in seen:
+            continue
+        seen.add((where, size))
+        every, drawn = set().union(*rows), sum(map(len, rows))
+        total = f"{len(every):,} of {size:,} rows" if size else f"{len(every):,} rows"
+        if all(set(r) == every for r in rows):
+            who = "rank 0 alone tests" if len(facts) < len(ranks) else "each rank tests"
+            part = fact["complete"] and size and len(every) < size
+            lines.append((mark, "?" if part else "ok", f"{who} {total}", where, EXACT))
+            continue
+        added = [rank["added"].get(key, {"added": True})["added"] for rank in ranks.values()]
+        if not all(added):
+            text = "each rank tests a part, and no collective call adds the parts up"
+            lines.append(("7 add up", "NO", text, where, EXACT))
+        sharded = fact["sampler"] == "DistributedSampler"
+        if drawn > len(every) and (are_same_data(facts) or sharded):
+            lines.append((mark, "NO", f"{total} are tested, {drawn:,} with doubles", where, EXACT))
+        elif sharded and size:
+            text = f"{total}, each once. DistributedSampler repeats some with other world sizes"
+            lines.append((mark, "?", text, where, EXACT))
+        else:
+            lines.append((mark, "ok", f"{total}, each once", "", ""))
+    return lines
+
+
+def judge_draws(ranks):
+    mark, page, found = "b random draws", "data.md#random-seeds", {}
+    for _, facts in pair_facts(ranks, "draws"):
+        for name in facts[0]["before"]:
+            states = [(fact["before"].get(name), fact["after"].get(name)) for fact in facts]
+            if all(before != after for before, after in states):
+                found.setdefault(name, []).append((len(set(states)) == 1, facts[0]["where"]))
+    for name, looks in found.items():
+        if all(alike for alike, _ in looks):
+            text = f"all ranks draw the same random numbers from {name} in a step"
+            verdict = "NO" if name.startswith("torch") else "?"
+            return [(mark, verdict, text, looks[0][1], page)]
+    if not pair_facts(ranks, "draws"):
+        return [(mark, "?", "no two steps of an epoch were seen", "", "")]
+    text = "each rank draws its own numbers" if found else "no random numbers in a step"
+    return [(mark, "ok", text, "", "")]
+
+
+def judge_tested_models(ranks):
+    mark, page = "c tested model", "checkpoints.md#who-validates-all-ranks-or-rank-0-alone"
+    pairs = pair_facts(ranks, "tested")
+    for key, facts in pairs:
+        for what in ("weights", "buffers"):
+            if names := list_different(facts, what)[0]:
+                text = f"the ranks test with other {what}: {key.split()[0]}.{name_some(names)}"
+                return [(mark, "NO", text, facts[0]["where"], page)]
+    return [(mark, "ok", "the ranks test with equal weights and buffers", "", "")] * bool(pairs)
+
+
 def judge_leaving(ranks):
-    ends = [facts["end"][""] for facts in ranks.values() if "end" in facts]
-    page = "troubleshooting.md#gloo-aborts-python-at-exit"
+    mark, page = "8 leave", "troubleshooting.md#gloo-aborts-python-at-exit"
+    ends = [rank["end"][""] for rank in ranks.values() if rank["end"]]
     if len(ends) < len(ranks):
-        return [("8 leave", "?", "a rank did not come to the end of the script", "", "")]
+        return [(mark, "?", "a rank did not come to the end of the script", "", "")]
     if any(end["initialized"] for end in ends):
-        text = "destroy_process_group() is not called"
-        return [("8 leave", "NO", text, "", page)]
-    if any(end["threads"] for end in ends) and "CHECK_DDP_CPU" not in os.environ:
-        text = f"{ends[0]['threads']} threads of gloo live on: is a DDP model left?"
-        return [("8 leave", "?", text, "", page)]
-    return [("8 leave", "ok", "the process group is closed", "", "")]
+        return [(mark, "NO", "destroy_process_group() is not called", "", page)]
+    if any(end["threads"] for end in ends):
+        text = "threads of gloo live on: is a DDP model left in the script?"
+        return [(mark, "?", text, "", page)]
+    return [(mark, "ok", "the process group is closed", "", "")]
 
 
 JUDGES = (judge_gpus, judge_files, judge_shards, judge_epochs, judge_split, judge_wrapping)
-JUDGES += (judge_weights, judge_calls, judge_batch, judge_tests, judge_draws, judge_buffers)
-JUDGES += (judge_leaving,)
+JUDGES += (judge_weights, judge_calls, judge_batch, judge_tests, judge_draws)
+JUDGES += (judge_tested_models, judge_leaving)
 
 
 def compare_with_one(ranks, one):
     """The gradients of step 1 against those of one process with the same global batch."""
-    page, mark = "concepts.md#distributeddataparallel", "6 as one process"
-    several, single = (facts.get("step", {}).get("1 1") for facts in (ranks[0], one[0]))
-    if not several or not single:
-        return [(mark, "?", "one of the two runs has no step", "", "")]
-    rows = [row for facts in ranks.values() for row in facts["step"]["1 1"]["rows"]]
+    mark, page = "6 as one process", "concepts.md#distributeddataparallel"
+    facts = [*ranks.values(), one.get(0, {"step": {}})]
+    steps = [next(iter(rank["step"].values()), None) for rank in facts]
+    if not all(steps):
+        return [(mark, "?", "one of the runs has no step", "", "")]
+    *several, single = steps
+    rows = [row for fact in several for row in fact["rows"]]
     if sorted(map(str, rows)) != sorted(map(str, single["rows"])):
         text = f"step 1 has other rows: {len(rows)}, and {len(single['rows'])} in one process"
         return [(mark, "?", text, "", page)]
-    weights, sums = several["weights"], {}
-    if any(not is_close(weights[n], single["weights"].get(n)) for n in weights):
-        return [
-            (mark, "?", "the two runs begin with different weights", "", "data.md#random-seeds")
-        ]
-    for name, checksum in several["gradients"].items():
-        pair = checksum, single["gradients"].get(name)
-        for a, b in zip(*(c[1] for c in pair), strict=True) if all(pair) else ():
-            for what, product in (("ab", a * b), ("bb", b * b), ("aa", a * a)):
-                sums[what] = sums.get(what, 0) + product
-    if not sums.get("bb"):
-        return [(mark, "?", "no gradients to compare", "", "")]
-    ratio = sums["ab"] / sums["bb"]
-    alike = sums["ab"] / (sums["aa"] * sums["bb"]) ** 0.5
-    text = f"the gradients of step 1 are {ratio:.2f} times those of one process"
-    if alike < 0.99:
-        norm = any(fact["batch_norm"] for fact in ranks[0].get("wrapped", {}).values())
-        text = "the gradients have another direction" + (": BatchNorm alone does that" * norm)
-        return [(mark, "?", text, several["where"], page)]
-    verdict = "ok" if abs(ratio - 1) < 0.02 else "NO"
-    return [(mark, verdict, text, several["where"], page)]
+    if list_different([several[0], single], "weights")[0]:
+        return [(mark, "?", "the two runs begin with other weights", "", "data.md#random-seeds")]
+    sums = Counter()
+    for name, checksum in several[0]["gradients"].items():
+        if checksum and single["gradients"].get(name):
+            for a, b in zip(checksum[1], single["gradients"][name][1], strict=True):
+                sums.update({"ab": a * b, "bb": b * b, "aa": a * a})
+    if not sums["bb"]:
+        return [(mark, "?", "there are no gradients to compare", "", "")]
+    text = f"the gradients of step 1 are {sums['ab'] / sums['bb']:.2f} times those of one process"
+    if sums["ab"] < 0.98 * (sums["aa"] * sums["bb"]) ** 0.5:
+        text += ", with another direction. Draws, or BatchNorm, can do that"
+        return [(mark, "?", text, several[0]["where"], page)]
+    verdict = "ok" if abs(sums["ab"] / sums["bb"] - 1) < 0.05 else "NO"
+    return [(mark, verdict, text, several[0]["where"], page)]
 
 
 def print_report(ranks, more=()):
-    """Prints all lines; returns whether one is NO."""
-    if not ranks or not any("joined" in facts for facts in ranks.values()):
-        print(
-            "\ncheck_ddp: no process joined a process group. Start the script by its launcher, as in"
-        )
-        print(
-            "    torchrun --nproc-per-node 2 scripts/check_ddp.py SCRIPT, then --report who_hangs"
-        )
+    """Prints the lines; returns whether one is NO."""
+    if not any(rank["joined"] for rank in ranks.values()):
+        print("\ncheck_ddp: no process was seen in init_process_group. Use the script's launcher:")
+        print("LAUNCHER check_ddp.py SCRIPT OPTIONS, then check_ddp.py --report who_hangs")
         return False
-    steps = ranks[0].get("end", {}).get("", {}).get("counts", {}).get("steps", "?")
-    pretended = any("gpu" in facts for facts in ranks.values())
-    cpu = ". There is no GPU: the CPU and gloo took the place of GPUs and nccl" if pretended else ""
-    print(f"\ncheck_ddp: {len(ranks)} ranks, {steps} steps of optimizers{cpu}")
+    joined = next(rank["joined"][""] for rank in ranks.values() if rank["joined"])
+    if len(ranks) < joined["world_size"] or 0 not in ranks:
+        print(f"\ncheck_ddp: notes of {len(ranks)} ranks, out of {joined['world_size']}")
+        return False
+    steps = ranks[0]["end"].get("", {}).get("counts", {}).get("steps", "?")
+    print(f"\ncheck_ddp: {len(ranks)} ranks, {steps} steps of optimizers")
+    if any(rank["gpu"] for rank in ranks.values()):
+        print("  No GPU is here: the CPU stands in for GPUs, and gloo for nccl.")
+    for name in ranks[0]["absent"]:
+        print(f"  this torch has no {name}: what depends on it is not seen")
     lines = [line for judge in JUDGES for line in judge(ranks)] + list(more)
     for mark, verdict, text, where, page in lines:
-        print(f"  {mark:<17} {verdict:<3} {text}")
+        print(f"  {mark:<16} {verdict:<2}  {text}")
         if verdict != "ok" and (where or page):
-            print(" " * 24 + where + "  docs/" * bool(page) + page)
-    return any(line[1] == "NO" for line in lines)
+            print(f"{'':>23}{where}{'  -> docs/' * bool(page)}{page}")
+    return any(verdict == "NO" for _, verdict, *_ in lines)
 
 
 def run_script(script, options):
