@@ -2,7 +2,7 @@
 
 Each GPU has its own process with a copy of the model and a shard of the data. All copies start from
 equal weights, and each step applies the same averaged gradient to them, so they stay equal. The
-number of a process is its rank, and the number of all processes is the world size.
+rank of a process is its number, from 0. The world size is how many processes there are.
 
 Eight things turn a training script into this one. Comments such as "# 6" mark them:
 
@@ -15,7 +15,12 @@ Eight things turn a training script into this one. Comments such as "# 6" mark t
     7 add up the metrics, print and save on one rank
     8 leave
 
-Comments with "Easily forgotten" mark four more places.
+Four more places are easily forgotten. Comments such as "# a" mark them:
+
+    a each test image counts once
+    b rank 0 decides whether to resume
+    c each rank draws random numbers of its own
+    d all ranks test with the BatchNorm statistics of rank 0, because they do not stay equal
 
 The rule: in a collective call, such as barrier() or all_reduce(), the ranks wait for one another.
 So all ranks make the same collective calls in the same order. DDP makes such calls, too, in its
@@ -56,19 +61,20 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
-    add("--data-root", type=Path, default="data", help="default: ./data")
+    add("--data-root", default="data", help="default: ./data")
+    add("-j", "--workers", type=int, default=0, help="processes that read batches; default: 0")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
     add("-b", "--batch-size", type=int, default=64, help="default: 64")
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
     add("--seed", type=int, default=0, help="default: 0")
     add("--amp", action="store_true", help="mixed precision (bfloat16)")
-    add("--checkpoint", type=Path, help="save every epoch; resume if it exists; in a shared folder")
+    add("--checkpoint", type=Path, help="save every epoch; resume if it exists")
     add("--backend", choices=("gloo", "nccl", "xccl"), help="default: nccl on GPUs, gloo on CPUs")
     add("--timeout", type=float, default=600, help="seconds to wait for a rank; default: 600")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks; needs GPUs")
     add("--init-method", default="tcp://127.0.0.1:18888", help="default: tcp://127.0.0.1:18888")
-    add("-r", "--rank", type=int, default=0, help="default: 0")
-    add("--world-size", type=int, default=1, help="number of processes; default: 1")
+    add("-r", "--rank", type=int, required=True, help="number of this process, from 0")
+    add("--world-size", type=int, required=True, help="number of processes")
     add("--local-rank", type=int, help="number on its node, and so its GPU; default: the rank")
     return parser.parse_args()
 
@@ -85,22 +91,24 @@ def setup_distributed(args):
     accelerator = torch.accelerator.current_accelerator(check_available=True)  # None without a GPU
     if accelerator and accelerator.type != "mps":  # DDP cannot use a Mac's GPU.
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-        # Now .cuda() and libraries that name no GPU use this one. Otherwise they would use GPU 0.
+        # .cuda() and libraries that name no GPU use the current one, which is GPU 0 without this
+        # line. This script names its GPU everywhere, but what you add may not.
         torch.accelerator.set_device_index(device.index)
     else:
         device = torch.device("cpu")
     # The backend is the library that sends tensors from process to process: nccl for NVIDIA's and
     # AMD's GPUs, xccl for Intel's, gloo for CPUs. gloo sends a GPU's tensors through the CPU.
     backend = args.backend or dist.get_default_backend_for_device(device)
-    # 2 Join the process group: all processes of this training. The call returns when all are in.
+    # 2 Join the process group: all processes of this training. They meet at one address, and the
+    # call returns when all are there.
     dist.init_process_group(
         backend=backend,
         init_method=args.init_method,
         rank=args.rank,
         world_size=args.world_size,
         timeout=timedelta(seconds=args.timeout),
-        # Given a device_id, nccl and xccl also connect the GPUs here, not in the first collective
-        # call, so a fault of the network shows at once. gloo takes no device_id.
+        # Joining exchanges the addresses. nccl connects the GPUs in the first collective call, or,
+        # given a device_id, here: then a fault of the network shows here. gloo takes no device_id.
         device_id=None if backend == "gloo" else device,
     )
     # One write for the whole line: print() can write its newline separately, and lines would mix.
@@ -115,58 +123,86 @@ def setup_distributed(args):
 def train(args, local_rank, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # 3 One process downloads. First rank 0 alone, because all nodes may share the folder, and two
-    # processes that download into one folder can spoil its files.
+    # 3 One process downloads, because two that download into one folder can spoil its files. First
+    # rank 0 alone, in case all nodes share one folder.
     if rank == 0:
-        load_split(args.dataset, args.data_root, train=True)  # The download has both splits.
-    dist.barrier()  # waits for all ranks
-    # Then one process of each other node, because a node may have a folder of its own. In a shared
-    # folder load_split() finds the files, and downloads nothing.
+        load_split(args.dataset, args.data_root, train=True)  # This downloads both splits.
+    dist.barrier()  # waits for rank 0's download, up to --timeout
+    # Then one process of each other node, in case each node has a folder of its own. In a shared
+    # folder it finds rank 0's files, and downloads nothing.
     if local_rank == 0 and rank != 0:
         load_split(args.dataset, args.data_root, train=True)
-    dist.barrier()
+    dist.barrier()  # waits for these downloads. From here on all ranks only read.
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
-    # 4 Take your own shard. The sampler shuffles by args.seed and epoch, so alike on all ranks, but
-    # gives each a different part. It takes rank and world size from the process group. It repeats
-    # a few images, so that all ranks have equally many batches: each backward waits for all ranks.
+    options = {
+        "num_workers": args.workers,  # processes that read batches ahead
+        "persistent_workers": args.workers > 0,  # They stay from epoch to epoch.
+        # Starting workers draws a random number. A resumed run starts them in another epoch, and
+        # must not draw other numbers in augment() because of that. So this has its own generator.
+        "generator": torch.Generator(),
+        "pin_memory": device.type in ("cuda", "xpu"),  # makes the copies to the GPU faster
+    }
+    # 4 Take your own shard. The sampler shuffles all images into one common order, which follows
+    # from args.seed and the epoch. Each rank takes a different part of it. Rank and world size come
+    # from the process group. A few images are repeated, so that all ranks have equally many
+    # batches, because each backward waits for all ranks.
     train_sampler = DistributedSampler(train_set, shuffle=True, seed=args.seed)
-    train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, pin_memory=pin)
-    # Easily forgotten: each test image must count once, and DistributedSampler repeats some. Rank r
-    # tests images r, r + world_size, and so on: a range can be a sampler. Some ranks may get a
-    # batch more. That is safe, because evaluate() makes no collective call between its batches.
-    test_loader = DataLoader(test_set, 1000, sampler=range(rank, len(test_set), world_size))
+    train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, **options)
+    # a Each test image counts once. DistributedSampler would repeat some. Rank r tests images r,
+    # r + world_size, and so on. Some ranks may get a batch more. That is safe, because evaluate()
+    # makes no collective call between its batches.
+    test_loader = DataLoader(
+        test_set, 1000, sampler=range(rank, len(test_set), world_size), **options
+    )
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    if args.sync_bn:  # In training, SyncBatchNorm normalizes with the images of all ranks.
+    if args.sync_bn:  # In train mode, and only there, it normalizes with the images of all ranks.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # 5 Wrap the model, which is on its device already. The constructor copies the weights of rank 0
-    # to all ranks. Each forward begins by copying BatchNorm's running statistics from rank 0 to all
-    # ranks. Each backward averages the gradients of all ranks.
-    # ddp_model and model share their weights. We train ddp_model. We test model, because a forward
-    # of ddp_model is a collective call, and ranks can have unequal numbers of test batches. We save
-    # model, because the names in ddp_model's state begin with "module.".
+    # to all ranks. ddp_model and model share their weights. We train ddp_model. We test model,
+    # because ddp_model makes a collective call in each forward, and ranks can have unequal numbers
+    # of test batches. We save model, because the names in ddp_model's state begin with "module.".
     ddp_model = DistributedDataParallel(model)
-    # No lr here: train_one_epoch() sets it in each step.
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
+    peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
+    # 6 A learning rate for the larger batch. --batch-size is for each process, so a step has
+    # world_size times the images. An epoch has fewer steps then, and each should go further. If you
+    # divide --batch-size by world_size, peak_lr and the steps are those of one process.
+    peak_lr *= world_size
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=peak_lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
     start_epoch = 0
     if args.checkpoint:
+        args.checkpoint = args.checkpoint.expanduser()  # The shell does not, in --checkpoint=~/x.
         args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # Fail here, not after an epoch.
-        start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
+        # b Rank 0 decides whether to resume, because it saves the file. All ranks read it, so nodes
+        # need a shared folder. If each rank decided for itself, a rank that cannot see the file
+        # would begin with epoch 0 while the others resume. Now it fails in load_checkpoint().
+        exists = torch.tensor(args.checkpoint.exists(), device=device)  # nccl sends GPU tensors.
+        dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
+        if exists:
+            start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
     if rank == 0 and start_epoch > 0:
         print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
         train_sampler.set_epoch(epoch)  # 4 Otherwise every epoch would have the same order.
-        # Easily forgotten: each rank augments with a seed of its own. Otherwise all ranks mirror
-        # the images at the same positions of their batches. The factor world_size keeps the seeds
-        # of one epoch apart from those of the next.
+        # c Each rank draws random numbers of its own. With one seed for all, augment() would make
+        # the same choices for the batches of all ranks. The factor world_size keeps the seeds of
+        # one epoch apart from those of the next.
         torch.manual_seed(args.seed + epoch * world_size + rank)
         started = time.perf_counter()
-        loss, accuracy = train_one_epoch(ddp_model, train_loader, optimizer, epoch, args, device)
+        loss, accuracy = train_one_epoch(
+            ddp_model, train_loader, optimizer, peak_lr, epoch, args, device
+        )
         seconds = time.perf_counter() - started
+        # d All ranks test with rank 0's BatchNorm statistics, which rank 0 saves. They are buffers
+        # of the model, and each rank updates them with its own images. Each forward of ddp_model
+        # first copies rank 0's buffers to all ranks, but none follows the last step. So copy here.
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
         correct, count = evaluate(model, test_loader, device)
         if rank == 0:  # 7 One rank prints and saves, others go on: no collective calls in here.
             if args.checkpoint:
@@ -179,14 +215,10 @@ def train(args, local_rank, device):
             )
 
 
-def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
-    """Trains the wrapped model for an epoch; returns (mean loss, accuracy in percent)."""
-    peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
-    # 6 A learning rate for the larger batch. --batch-size is for each process, so a step has
-    # world_size times the images. An epoch has fewer steps then, and each should go further.
-    peak_lr *= dist.get_world_size()
+def train_one_epoch(ddp_model, train_loader, optimizer, peak_lr, epoch, args, device):
+    """Trains for one epoch; returns (mean loss, accuracy in percent) of all ranks."""
     totals = torch.zeros(3, device=device)  # loss, correct images, images
-    model.train()
+    ddp_model.train()
     bar = tqdm(train_loader, leave=False, disable=dist.get_rank() > 0)
     for step, (images, labels) in enumerate(bar):
         # progress goes from 0 to 1 over all epochs. The learning rate rises in the first fifth,
@@ -198,28 +230,24 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
         if args.dataset == "cifar10":
             images = augment(images)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=args.amp):
-            logits = model(normalize(images))
+            logits = ddp_model(normalize(images))
             loss = F.cross_entropy(logits, labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # 5 Here DDP averages the gradients of all ranks.
         optimizer.step()
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
+        if step % 50 == 0:  # The bar shows the loss of rank 0's batch. item() waits for the GPU.
+            bar.set_postfix(loss=loss.item(), refresh=False)
     dist.all_reduce(totals)  # 7 Add up the metrics: totals becomes the sum over all ranks.
-    # The totals leave the GPU once an epoch: an .item() in each step would wait for the GPU.
     loss_sum, correct, count = totals.tolist()
     return loss_sum / count, 100 * correct / count
 
 
 @torch.inference_mode()
 def evaluate(model, test_loader, device):
-    """Tests the bare model; returns (correct images, images) of all ranks."""
-    # Easily forgotten: each rank updates BatchNorm's running statistics (buffers) with its own
-    # images. DDP copies rank 0's to all ranks only at the start of a forward of ddp_model, so after
-    # the last step they differ. Copy them here, and all ranks test the model that rank 0 saves.
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
+    """Tests the model; returns (correct images, images) of all ranks."""
     totals = torch.zeros(2, dtype=torch.int64, device=device)  # correct images, images
     model.eval()
     for images, labels in test_loader:
@@ -229,6 +257,9 @@ def evaluate(model, test_loader, device):
         totals[1] += len(labels)
     dist.all_reduce(totals)  # 7 Add up the counts.
     return totals.tolist()
+
+
+# From here to main() the six scripts are the same.
 
 
 def save_checkpoint(path, model, optimizer, epoch):
@@ -242,16 +273,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 
 def load_checkpoint(path, model, optimizer):
-    """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    # Easily forgotten: rank 0 decides for all whether to resume. If each rank decided for itself, a
-    # rank that cannot see the file would begin with epoch 0 while the others resume, and spoil the
-    # averaged gradients. The tensor is on the model's device, because nccl sends only from GPUs.
-    exists = torch.tensor(path.exists(), device=next(model.parameters()).device)
-    dist.broadcast(exists, src=0)  # Rank 0's answer replaces those of the others.
-    if not exists:
-        return 0
-    # All ranks read the file that rank 0 saved, so several nodes need a shared folder for it. A
-    # rank that cannot see the file fails here.
+    """Restores what save_checkpoint wrote; returns the number of epochs finished."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many errors, and does not name the file.
@@ -259,9 +281,6 @@ def load_checkpoint(path, model, optimizer):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["epoch"]
-
-
-# The model and the data are the same in all six scripts.
 
 
 class ConvNet(nn.Module):
@@ -278,7 +297,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The division by 8, found by trial, keeps training stable at high learning rates.
+        # The division by 8, found by trial, keeps training stable at the high learning rates of
+        # large batches.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -306,8 +326,11 @@ def load_split(dataset, data_root, train):
     dataset_class = datasets.MNIST if dataset == "mnist" else datasets.CIFAR10
     try:
         split = dataset_class(data_root, train=train, download=True)
-    except (OSError, RuntimeError) as error:
-        sys.exit(f"{error}\ncannot load {dataset}: --dataset synthetic needs no download")
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.exit(
+            f"{error}\ncannot load {dataset}: if {data_root} holds a part of it, delete that part; "
+            "--dataset synthetic needs no download"
+        )
     images, labels = torch.as_tensor(split.data), torch.as_tensor(split.targets)
     # MNIST's images are (N, H, W), and those of CIFAR-10 (N, H, W, C).
     images = images.unsqueeze(1) if dataset == "mnist" else images.permute(0, 3, 1, 2)
@@ -330,7 +353,7 @@ def main():
     args = parse_args()
     local_rank, device = setup_distributed(args)
     train(args, local_rank, device)
-    # 8 Leave: close the connections to the other ranks. Otherwise gloo can crash Python at exit.
+    # 8 Leave: close this rank's connections to the others. Otherwise gloo can crash Python at exit.
     dist.destroy_process_group()
 
 

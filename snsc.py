@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torchvision import datasets, models
 from tqdm import tqdm
 
@@ -24,7 +24,8 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--dataset", choices=("mnist", "cifar10", "synthetic"), default="mnist")
-    add("--data-root", type=Path, default="data", help="default: ./data")
+    add("--data-root", default="data", help="default: ./data")
+    add("-j", "--workers", type=int, default=0, help="processes that read batches; default: 0")
     add("-e", "--epochs", type=int, default=2, help="default: 2")
     add("-b", "--batch-size", type=int, default=64, help="default: 64")
     add("--lr", type=float, default=0.1, help="peak learning rate for a batch of 64; default: 0.1")
@@ -39,26 +40,42 @@ def train(args, device):
     """Loads the data, builds the model, and then trains, tests and saves it epoch by epoch."""
     train_set = load_split(args.dataset, args.data_root, train=True)
     test_set = load_split(args.dataset, args.data_root, train=False)
-    pin = device.type in ("cuda", "xpu")  # Pinned memory makes the copies to the GPU faster.
-    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, pin_memory=pin)
-    test_loader = DataLoader(test_set, 1000)
+    options = {
+        "num_workers": args.workers,  # processes that read batches ahead
+        "persistent_workers": args.workers > 0,  # They stay from epoch to epoch.
+        # Starting workers draws a random number. A resumed run starts them in another epoch, and
+        # must not draw other numbers in augment() because of that. So this has its own generator.
+        "generator": torch.Generator(),
+        "pin_memory": device.type in ("cuda", "xpu"),  # makes the copies to the GPU faster
+    }
+    # The sampler shuffles with the global generator, which gets a seed in each epoch below. With
+    # shuffle=True the loader would shuffle with its own generator, which gets none.
+    train_sampler = RandomSampler(train_set)
+    train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler, **options)
+    test_loader = DataLoader(test_set, 1000, **options)
 
     torch.manual_seed(args.seed)  # The initial weights follow from this seed.
     model = build_model(args.dataset).to(device, memory_format=torch.channels_last)
-    # No lr here: train_one_epoch() sets it in each step.
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4, nesterov=True)
+    peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=peak_lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
     start_epoch = 0
     if args.checkpoint:
+        args.checkpoint = args.checkpoint.expanduser()  # The shell does not, in --checkpoint=~/x.
         args.checkpoint.parent.mkdir(parents=True, exist_ok=True)  # Fail here, not after an epoch.
-        start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
-    if start_epoch > 0:
-        print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
+        if args.checkpoint.exists():
+            start_epoch = load_checkpoint(args.checkpoint, model, optimizer)
+            print(f"resumed {args.checkpoint} after epoch {start_epoch}/{args.epochs}", flush=True)
 
     for epoch in range(start_epoch, args.epochs):
-        # The epoch's order and augmentation follow from this seed, also in a resumed run.
+        # The order of the images and those that augment() mirrors follow from this seed. So a
+        # resumed run repeats what an uninterrupted one would have done.
         torch.manual_seed(args.seed + epoch)
         started = time.perf_counter()
-        loss, accuracy = train_one_epoch(model, train_loader, optimizer, epoch, args, device)
+        loss, accuracy = train_one_epoch(
+            model, train_loader, optimizer, peak_lr, epoch, args, device
+        )
         seconds = time.perf_counter() - started
         correct, count = evaluate(model, test_loader, device)
         if args.checkpoint:
@@ -71,9 +88,8 @@ def train(args, device):
         )
 
 
-def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
+def train_one_epoch(model, train_loader, optimizer, peak_lr, epoch, args, device):
     """Trains for one epoch; returns (mean loss, accuracy in percent)."""
-    peak_lr = args.lr * args.batch_size / 64  # --lr is meant for a batch of 64 images.
     totals = torch.zeros(3, device=device)  # loss, correct images, images
     model.train()
     bar = tqdm(train_loader, leave=False)
@@ -95,7 +111,8 @@ def train_one_epoch(model, train_loader, optimizer, epoch, args, device):
         totals[0] += loss.detach() * len(labels)
         totals[1] += (logits.argmax(1) == labels).sum()
         totals[2] += len(labels)
-    # The totals leave the GPU once an epoch: an .item() in each step would wait for the GPU.
+        if step % 50 == 0:  # The bar shows the loss of this batch. item() waits for the GPU.
+            bar.set_postfix(loss=loss.item(), refresh=False)
     loss_sum, correct, count = totals.tolist()
     return loss_sum / count, 100 * correct / count
 
@@ -113,6 +130,9 @@ def evaluate(model, test_loader, device):
     return totals.tolist()
 
 
+# From here to main() the six scripts are the same.
+
+
 def save_checkpoint(path, model, optimizer, epoch):
     """Writes what a resumed run needs; epoch is the number of epochs finished."""
     temporary = path.with_name(path.name + ".tmp")
@@ -124,9 +144,7 @@ def save_checkpoint(path, model, optimizer, epoch):
 
 
 def load_checkpoint(path, model, optimizer):
-    """Restores what save_checkpoint wrote; returns the number of epochs finished, 0 if none."""
-    if not path.exists():
-        return 0
+    """Restores what save_checkpoint wrote; returns the number of epochs finished."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many errors, and does not name the file.
@@ -134,9 +152,6 @@ def load_checkpoint(path, model, optimizer):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["epoch"]
-
-
-# The model and the data are the same in all six scripts.
 
 
 class ConvNet(nn.Module):
@@ -153,7 +168,8 @@ class ConvNet(nn.Module):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        # The division by 8, found by trial, keeps training stable at high learning rates.
+        # The division by 8, found by trial, keeps training stable at the high learning rates of
+        # large batches.
         return self.classifier(x.flatten(1)) / 8
 
 
@@ -181,8 +197,11 @@ def load_split(dataset, data_root, train):
     dataset_class = datasets.MNIST if dataset == "mnist" else datasets.CIFAR10
     try:
         split = dataset_class(data_root, train=train, download=True)
-    except (OSError, RuntimeError) as error:
-        sys.exit(f"{error}\ncannot load {dataset}: --dataset synthetic needs no download")
+    except (OSError, RuntimeError, ValueError) as error:
+        sys.exit(
+            f"{error}\ncannot load {dataset}: if {data_root} holds a part of it, delete that part; "
+            "--dataset synthetic needs no download"
+        )
     images, labels = torch.as_tensor(split.data), torch.as_tensor(split.targets)
     # MNIST's images are (N, H, W), and those of CIFAR-10 (N, H, W, C).
     images = images.unsqueeze(1) if dataset == "mnist" else images.permute(0, 3, 1, 2)

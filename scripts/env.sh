@@ -12,6 +12,7 @@
 #                    1.3 times the images/s with 256 images to a step
 #   OMP_WAIT_POLICY  passive where other programs take half of the cores, and in no Slurm job: a
 #                    thread that waits for another frees its core. GOMP_SPINCOUNT counts as set, too
+#   PET_LOCAL_ADDR   127.0.0.1 where this machine's own name leads nowhere: torchrun --standalone would wait
 #   TQDM_DELAY, TQDM_MININTERVAL, TQDM_MAXINTERVAL  where stderr is no terminal: the progress bar
 #                    waits a minute, and then writes once a minute (60)
 
@@ -118,6 +119,9 @@ set_threads "$NPROC"
 adapt_to_load
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1000000000}"
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1000000000}"
+if ! timeout 5 getent hosts "$(uname -n)" >/dev/null; then
+    export PET_LOCAL_ADDR="${PET_LOCAL_ADDR:-127.0.0.1}"
+fi
 if [ ! -t 2 ]; then
     export TQDM_DELAY="${TQDM_DELAY:-60}" TQDM_MININTERVAL="${TQDM_MININTERVAL:-60}"
     export TQDM_MAXINTERVAL="${TQDM_MAXINTERVAL:-60}"

@@ -18,10 +18,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 if [ "${NNODES:-1}" = 1 ]; then
     # Else restarted ranks find the dead ones' addresses, and fail or hang (torch 2.15).
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    where=(--standalone --max-restarts "${MAX_RESTARTS:-0}")
+    # --local-addr: a machine need not know its own name.
+    where=(--standalone --local-addr 127.0.0.1 --max-restarts "${MAX_RESTARTS:-0}")
 else
     : "${MASTER_ADDR:?for several nodes set it to the address of node 0}"
     where=(--nnodes "$NNODES" --node-rank "${NODE_RANK:-0}")
     where+=(--master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}")
+fi
+# nohup ignores SIGHUP, but torchrun would end its ranks when the terminal closes.
+if [[ "$(trap -p HUP)" == *"''"* ]]; then
+    export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGQUIT  # since torch 2.10
 fi
 exec torchrun "${where[@]}" --nproc-per-node "$NPROC" "$REPO/mnmc_ddp_env.py" "$@"

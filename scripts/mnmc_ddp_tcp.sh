@@ -26,8 +26,11 @@ end_ranks() {
 trap end_ranks EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+start=(python)
+# A rank ends with this script, even if that is killed.
+! command -v setpriv >/dev/null || start=(setpriv --pdeathsig TERM python)
 for ((rank = 0; rank < NPROC; rank++)); do
-    python "$REPO/mnmc_ddp_tcp.py" --init-method "$INIT_METHOD" --world-size "$NPROC" \
+    "${start[@]}" "$REPO/mnmc_ddp_tcp.py" --init-method "$INIT_METHOD" --world-size "$NPROC" \
         --rank "$rank" "$@" &
     ranks+=("$!")
 done

@@ -62,7 +62,7 @@ run() {
 
 run_torchrun() {
     adapt_to_load
-    torchrun --standalone --nproc-per-node "$NPROC" "$@"
+    torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node "$NPROC" "$@"
 }
 
 if [ "$gpus" -eq 0 ]; then

@@ -34,10 +34,10 @@ def watch(script, folder):
     train_one_epoch, evaluate = script.train_one_epoch, script.evaluate
     seen = {}
 
-    def train_and_record(model, loader, optimizer, epoch, *rest):
+    def train_and_record(model, loader, optimizer, peak_lr, epoch, *rest):
         recorded = Recorded(loader)
         seed = torch.initial_seed()
-        result = train_one_epoch(model, recorded, optimizer, epoch, *rest)
+        result = train_one_epoch(model, recorded, optimizer, peak_lr, epoch, *rest)
         seen.update(train=recorded.numbers, epoch=epoch + 1, seed=seed)
         return result
 

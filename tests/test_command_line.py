@@ -28,21 +28,24 @@ def test_help_and_docstring(tmp_path, script):
         assert {argument for argument in after if argument.startswith("--")} <= options, command
 
 
+ALONE = "--world-size 1 --rank 0"
 # Script, options, and what the last line on stderr says: a text, or its name in messages.py.
 MISTAKES = [
     ("snsc.py", "--batch-size 0", "batch_size should be a positive integer value"),
     ("snsc.py", "--checkpoint /proc/x/last.pt", "No such file or directory: '/proc/x'"),
-    ("snsc.py", "--dataset mnist --data-root /proc/x", "cannot load mnist: --dataset synthetic"),
+    ("snsc.py", "--dataset mnist --data-root /proc/x", "cannot load mnist: if /proc/x holds a"),
     ("snmc_dp.py", "--dataset imagenet", "invalid choice: 'imagenet' (choose from"),
     ("mnmc_ddp_tcp.py", "--rank 2 --world-size 2", "--rank must be below --world-size"),
-    ("mnmc_ddp_tcp.py", "--rank -1", "--rank must be below --world-size"),
-    ("mnmc_ddp_tcp.py", "--checkpoint /proc/version", "no checkpoint"),  # cannot be overwritten
+    ("mnmc_ddp_tcp.py", f"{ALONE} --rank -1", "--rank must be below --world-size"),
+    ("mnmc_ddp_tcp.py", f"{ALONE} --checkpoint /proc/version", "no checkpoint"),  # read-only
+    # As under torchrun, which gives no options: each process would train alone.
+    ("mnmc_ddp_tcp.py", "", "arguments are required: -r/--rank, --world-size"),
     ("mnmc_ddp_env.py", "", "without torchrun"),
     ("mnmc_ddp_env.py", "--local-rank=0", "old launcher"),
     ("mnmc_ddp_slurm.py", "", "without srun"),
     ("mnmc_ddp_mp.py", "--nodes 2 --node-rank 2", "--node-rank must be below --nodes"),
-    ("mnmc_ddp_tcp.py", "--sync-bn", "SyncBatchNorm without a GPU"),
-    ("mnmc_ddp_tcp.py", "--backend nccl", "nccl without a GPU"),
+    ("mnmc_ddp_tcp.py", f"{ALONE} --sync-bn", "SyncBatchNorm without a GPU"),
+    ("mnmc_ddp_tcp.py", f"{ALONE} --backend nccl", "nccl without a GPU"),
 ]
 
 

@@ -50,13 +50,14 @@ def test_choice_of_device_and_backend(monkeypatch, script, choice):
     monkeypatch.setattr(dist, "init_process_group", lambda **options: asked.update(options))
     monkeypatch.setattr(dist, "get_rank", lambda: 7)
     monkeypatch.setattr(dist, "get_world_size", lambda: 8)
-    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    for name, value in {"RANK": "7", "LOCAL_RANK": str(local_rank)}.items():
+        monkeypatch.setenv(name, value)
     module = importlib.import_module(script.removesuffix(".py"))
     result = module.setup_distributed(*make_args(script, local_rank, option))
     device = result if script == "mnmc_ddp_mp.py" else result[1]
     assert str(device) == expected and (device is result or result[0] == local_rank)
-    # torchrun, which sets LOCAL_RANK, sets OMP_NUM_THREADS, too.
-    assert threads == ([1] if script in ("mnmc_ddp_tcp.py", "mnmc_ddp_mp.py") else [])
+    # torchrun sets OMP_NUM_THREADS.
+    assert threads == ([] if script == "mnmc_ddp_env.py" else [1])
     assert chosen == ([device.index] if device.type != "cpu" else [])
     assert asked["backend"] == backend
     assert asked["device_id"] == (None if backend == "gloo" else device)

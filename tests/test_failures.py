@@ -27,11 +27,15 @@ def gone(run, seconds):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The metrics and the checkpoints of runs that nothing happens to, by number of processes."""
+    """The metrics and the checkpoints of runs that nothing happens to, by number of processes.
+
+    Each rank has a worker, which draws no random number that would change a result.
+    """
     found = {}
     for processes, script in ((1, "snsc.py"), (2, "mnmc_ddp_env.py")):
         folder = tmp_path_factory.mktemp("undisturbed")
-        command = commands_for(script, processes, *OPTIONS, "--checkpoint", folder / "last.pt")
+        options = (*OPTIONS, "--workers", 1, "--checkpoint", folder / "last.pt")
+        command = commands_for(script, processes, *options)
         with Launch(command, folder) as run:
             metrics = run.succeeded().metrics()
         found[processes] = metrics, folder / "last.pt"
@@ -42,13 +46,14 @@ def undisturbed(tmp_path_factory):
 def test_killed_run_resumes_and_ends_as_an_undisturbed_one(launch, tmp_path, undisturbed, script):
     """SIGKILL in the second epoch.
 
-    Nothing is left running, and the same command resumes after the last whole epoch, and says so.
-    Metrics and weights are those of an undisturbed run, to the bit.
+    Nothing is left running, also no worker, and the same command resumes after the last whole
+    epoch, and says so. Metrics and weights are those of an undisturbed run, to the bit, and so
+    with any number of workers.
     """
     processes = 1 if script == "snsc.py" else 2
     metrics, expected = undisturbed[processes]
     path = tmp_path / "folder" / "last.pt"
-    killed = launch(script, processes, *OPTIONS, "--checkpoint", path)
+    killed = launch(script, processes, *OPTIONS, "--workers", 1, "--checkpoint", path)
     killed.wait_for(killed.epochs, 120, "an epoch")
     os.kill(killed.pid_of(0), signal.SIGKILL)
     gone(killed, 30)
@@ -90,9 +95,10 @@ def test_rank_that_never_comes_is_told_by_the_last_line(launch):
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
         late, refused = "ranks are missing", "nobody listens"
         commands = [
-            ([*tcp, f"tcp://127.0.0.1:{free_port()}"], "1/2 clients joined"),  # docs/course.md
+            # docs/course.md
+            ([*tcp, f"tcp://127.0.0.1:{free_port()}", "--rank", 0], "1/2 clients joined"),
             ([*tcp, f"tcp://127.0.0.1:{free_port()}", "--rank", 1], refused),
-            ([*tcp, f"tcp://127.0.0.1:{taken}"], "port is taken"),
+            ([*tcp, f"tcp://127.0.0.1:{taken}", "--rank", 0], "port is taken"),
             ([*tcp, "tcp://no.such.host.invalid:1", "--rank", 1], "name is unknown"),
             ([*mp, f"tcp://127.0.0.1:{free_port()}"], late),
             (["python", "mnmc_ddp_env.py"], late),

@@ -27,9 +27,9 @@ def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
     monkeypatch.setattr(snsc, "augment", lambda images: seen.append(images) or images)
     data = TensorDataset(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.zeros(4).long())
     loader, model = DataLoader(data, 2), snsc.ConvNet().eval()
-    args = SimpleNamespace(dataset=dataset, lr=0.1, batch_size=2, epochs=1, amp=False)
+    args = SimpleNamespace(dataset=dataset, epochs=1, amp=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    snsc.train_one_epoch(model, loader, optimizer, 0, args, torch.device("cpu"))
+    snsc.train_one_epoch(model, loader, optimizer, 0.1, 0, args, torch.device("cpu"))
     assert model.training
     snsc.evaluate(model, loader, torch.device("cpu"))
     assert len(seen) == calls
@@ -38,7 +38,7 @@ def test_training_augments_cifar10_alone(monkeypatch, dataset, calls):
 def test_data_parallel_trains_the_wrapped_model(monkeypatch):
     """On a CPU the wrapper changes no number, so nothing that is printed shows it."""
     args = SimpleNamespace(dataset="synthetic", data_root=None, batch_size=64, lr=0.1, seed=0)
-    args.epochs, args.checkpoint, trained = 1, None, []
+    args.epochs, args.checkpoint, args.workers, trained = 1, None, 0, []
     monkeypatch.setattr(
         snmc_dp, "train_one_epoch", lambda model, *_: trained.append(model) or (0, 0)
     )

@@ -269,7 +269,7 @@ def test_mnmc_ddp_env_sh_lets_torchrun_start_ranks_again(stand_in):
     """With the variable without which they would find the addresses of the dead."""
     stand_in.add("torchrun", stand_in.TRAINS)
     run = stand_in.run("bash scripts/mnmc_ddp_env.sh", MAX_RESTARTS="1").succeeded()
-    assert " argv --standalone --max-restarts 1 " in run.out
+    assert " argv --standalone --local-addr 127.0.0.1 --max-restarts 1 " in run.out
     assert "\n1\n" in run.out, run.story()
 
 

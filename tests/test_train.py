@@ -73,7 +73,7 @@ def test_finished_run_has_nothing_left_to_do(tmp_path):
     options = [*ONE_EPOCH, "--batch-size", "500", "--checkpoint", tmp_path / "last.pt"]
     code, out, err = run_forked("snsc.py", options, tmp_path / "first")
     assert code == 0 and "epoch 1/1" in out, err
-    options += ["--init-method", f"file://{tmp_path}/meet"]
+    options += ["--init-method", f"file://{tmp_path}/meet", "--world-size", 1, "--rank", 0]
     code, out, err = run_forked("mnmc_ddp_tcp.py", options, tmp_path / "second")
     assert code == 0, err
     assert out.splitlines()[1:] == [f"resumed {tmp_path}/last.pt after epoch 1/1"]

@@ -74,7 +74,8 @@ def prepare(variant, data, args, device):
     )
     data = PilImages(data) if variant == "textbook" else data
     pin = device.type == "cuda" and variant != "textbook"
-    loader = DataLoader(data, args.batch_size, shuffle=True, pin_memory=pin)
+    options = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    loader = DataLoader(data, args.batch_size, shuffle=True, pin_memory=pin, **options)
     return SimpleNamespace(
         model=model, optimizer=optimizer, loader=loader, args=args, device=device
     )
@@ -99,7 +100,8 @@ def run_bare(setup):
 
 def run_script(script, setup):
     train = script.train_one_epoch
-    train(setup.model, setup.loader, setup.optimizer, 0, setup.args, setup.device)
+    # This is always the first of five epochs.
+    train(setup.model, setup.loader, setup.optimizer, 0.01, 0, setup.args, setup.device)
 
 
 def run_textbook(setup):
@@ -150,6 +152,7 @@ def parse_args():
     add("--dataset", choices=SHAPES, default="mnist", help="default: mnist")
     add("--batch-size", nargs="+", type=int, default=[64, 256], help="default: 64 256")
     add("--images", type=int, default=5120, help="of a turn, in each process; default: 5120")
+    add("--workers", type=int, default=0, help="of each process and variant; default: 0")
     add("--repeats", type=int, default=5, help="turns of each variant; default: 5")
     return parser.parse_args()
 
@@ -163,8 +166,7 @@ def main():
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     rows = []
     for batch_size in args.batch_size:
-        # train_one_epoch reads lr, epochs and amp; the rate stays near its peak.
-        setting = vars(args) | {"batch_size": batch_size, "lr": 0.01, "epochs": 5, "amp": False}
+        setting = vars(args) | {"batch_size": batch_size, "epochs": 5, "amp": False}
         rows.append(measure(argparse.Namespace(**setting), device))
     if dist.get_rank() == 0:
         print(f"{common.describe_machine()}, {args.images} images a turn, {args.repeats} turns\n")
