@@ -33,23 +33,26 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 import weakref
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 import who_hangs
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader, Subset, dataloader
+
+# A process that only starts ranks, or reads their notes, needs no torch.
+BY_LAUNCHER = "RANK" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+IS_RANK = "CHECK_DDP_RANK" in os.environ or BY_LAUNCHER
+if IS_RANK:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import optimizer as optimizers
+    from torch.overrides import TorchFunctionMode
+    from torch.utils.data import DataLoader, Subset, dataloader
 
 HERE, START = os.path.dirname(os.path.realpath(__file__)), os.getcwd()
 # What a rank remembers of itself.
@@ -413,11 +416,11 @@ def end_pass(pass_):
     if kind == "test":
         TESTS.append(pass_)
     if number <= 4 or is_due(number):
-        sampler = type(loader.sampler).__name__ if loader else ""
+        sampler = "" if loader is None else type(loader.sampler).__name__
         rows = pass_["stream"] or list_delivered(pass_)
         note("pass", f"{where} {number}", use=kind, line=where, rows=rows, size=pass_["size"],
-             base=pass_["base"], content=pass_["rows"], stream=bool(pass_["stream"]), complete=pass_["complete"],
-             batches=pass_["delivered"], sampler=sampler,
+             base=pass_["base"], content=pass_["rows"], stream=bool(pass_["stream"]),
+             complete=pass_["complete"], sampler=sampler,
              subset=pass_["indices"] is not None)  # fmt: skip
 
 
@@ -441,7 +444,8 @@ def note_collective(original, *args, **kwargs):
     dtype = str(tensors[0].dtype) if tensors else ""
     if CALLS.get(where) != [name, dtype]:
         CALLS[where] = [name, dtype]
-        note("call", f"{where} {number}", name=name, dtype=dtype, line=where, number=number)
+        facts = {"name": name, "dtype": dtype, "line": where, "number": number}
+        note("call", f"{where} {number}", **facts)
     if "CHECK_DDP_CPU" in os.environ:
         kwargs.pop("device_ids", None)
         op = kwargs.get("op", args[1] if len(args) > 1 else None)
@@ -519,14 +523,13 @@ def start_noting():
     replace(DistributedDataParallel, "__init__", note_wrapped)
     replace(DistributedDataParallel, "forward", note_forward)
     nn.modules.module.register_module_forward_pre_hook(note_module)
-    register_optimizer_step_pre_hook(note_step)
-    register_optimizer_step_post_hook(note_stepped)
+    optimizers.register_optimizer_step_pre_hook(note_step)
+    optimizers.register_optimizer_step_post_hook(note_stepped)
     replace(DataLoader, "__iter__", begin_pass)
     # Private since long before torch 2.8: the iterator of a DataLoader, and its next indices.
     for kind in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-        if hasattr(dataloader, kind):
-            replace(getattr(dataloader, kind), "_next_index", note_indices)
-            replace(getattr(dataloader, kind), "__next__", note_batch)
+        replace(getattr(dataloader, kind, None), "_next_index", note_indices)
+        replace(getattr(dataloader, kind, None), "__next__", note_batch)
     for name in COLLECTIVES.split():
         replace(dist, name, note_collective)
     replace(torch, "save", note_saved)
@@ -572,29 +575,30 @@ def answer_device(value):
     return value
 
 
-class AnswerByCpu(TorchFunctionMode):
-    """Gives every function of torch the CPU where it is given a GPU."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if function is torch.device:
-            return function(*args, **kwargs)
-        if function is torch.Tensor.cuda:
-            answer_device(torch.device("cuda", *args[1:2]) if args[1:2] != (None,) else "cuda")
-            return args[0]
-        if function is torch.Tensor.pin_memory:
-            return args[0]
-        if function is torch.Tensor.to and type(args[1:2] and args[1]) is int:
-            args = (args[0], torch.device("cuda", args[1]), *args[2:])
-        if type(kwargs.get("device")) is int:
-            kwargs = kwargs | {"device": torch.device("cuda", kwargs["device"])}
-        kwargs = {name: answer_device(value) for name, value in kwargs.items()}
-        return function(*map(answer_device, args), **kwargs)
+def answer_by_cpu(function, args, kwargs):
+    """Calls a function of torch with the CPU where it was given a GPU."""
+    if function is torch.device:
+        return function(*args, **kwargs)
+    if function is torch.Tensor.cuda:
+        answer_device(torch.device("cuda", *args[1:2]) if args[1:2] != (None,) else "cuda")
+        return args[0]
+    if function is torch.Tensor.pin_memory:
+        return args[0]
+    if function is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+        args = (args[0], torch.device("cuda", args[1]), *args[2:])
+    if type(kwargs.get("device")) is int:
+        kwargs = kwargs | {"device": torch.device("cuda", kwargs["device"])}
+    kwargs = {name: answer_device(value) for name, value in kwargs.items()}
+    return function(*map(answer_device, args), **kwargs)
 
 
 def pretend_gpus():
     """Makes torch tell the script, but not itself, that there are GPUs."""
     number = int(os.environ["CHECK_DDP_CPU"])
+
+    class AnswerByCpu(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return answer_by_cpu(function, args, kwargs or {})
 
     def answer(owner, name, value):
         def answer_script(original, *args, **kwargs):
@@ -674,10 +678,10 @@ def judge_gpus(ranks):
     asked = [rank["gpu"] for rank in ranks.values()]  # what we pretended
     for rank, gpus in enumerate(asked):
         for key in [key for key in gpus if any(key in others for others in asked[:rank])][:1]:
-            text = f"rank {rank} asks for {key.split()[1]}, as another rank does"
+            text = f"rank {rank} asks for {key.split()[-1]}, as another rank does"
             return [(mark, "NO", text, gpus[key]["where"], page)]
     if any(asked):
-        return [(mark, "ok", ", ".join(key.split()[1] for gpus in asked for key in gpus), "", "")]
+        return [(mark, "ok", ", ".join(key.split()[-1] for gpus in asked for key in gpus), "", "")]
     for _, facts in pair_facts(ranks, "wrapped")[:1]:
         devices = [fact["device"] for fact in facts]
         text = f"the models are on {' and '.join(devices)}"
@@ -745,10 +749,10 @@ def judge_shards(ranks):
             text = f"{len(twice):,} rows are drawn by ranks 0 and 1: {total} in an epoch"
             lines.append((mark, proof, text, where, page))
         elif full and size and len(every) < 0.95 * size:
-            text = f"{total} are drawn"
+            text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
             lines.append((mark, "NO" if sharded else "?", text, where, page))
         elif once and len(twice) > 0.05 * len(first):
-            text = f"{len(twice):,} rows are drawn by ranks 0 and 1"
+            text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
             lines.append((mark, "?", text, where, page))
         else:
             text = f"{total}, and each rank has others" if once else "drawn at random"
@@ -844,6 +848,8 @@ def judge_weights(ranks):
         text = "weights and gradients are equal" + ("" if wrapped else ", without DDP")
         return [(mark, "ok", text, "", "")]
     key, facts, what = different[0]
+    if facts[0]["step"] > 1 and list_different(facts, "gradients")[0]:
+        what = "gradients"  # The weights differ because of those between two looks.
     names, total = list_different(facts, what)
     which = f"all {total}" if len(names) == total else f"{len(names)} of {total}"
     which += f", {name_some(names)}"
@@ -950,7 +956,7 @@ def judge_tests(ranks):
 
 
 def judge_draws(ranks):
-    mark, page, found = "b random draws", "data.md#random-seeds", {}
+    mark, page, found = "c random draws", "data.md#random-seeds", {}
     for _, facts in pair_facts(ranks, "draws"):
         for name in facts[0]["before"]:
             states = [(fact["before"].get(name), fact["after"].get(name)) for fact in facts]
@@ -968,7 +974,7 @@ def judge_draws(ranks):
 
 
 def judge_tested_models(ranks):
-    mark, page = "c tested model", "checkpoints.md#who-validates-all-ranks-or-rank-0-alone"
+    mark, page = "d tested model", "checkpoints.md#who-validates-all-ranks-or-rank-0-alone"
     pairs = pair_facts(ranks, "tested")
     for key, facts in pairs:
         for what in ("weights", "buffers"):
@@ -1039,9 +1045,9 @@ def print_report(ranks, more=()):
     print(f"\ncheck_ddp: {len(ranks)} ranks, {steps} steps of optimizers")
     if any(rank["gpu"] for rank in ranks.values()):
         print("  No GPU is here: the CPU stands in for GPUs, and gloo for nccl.")
-    for name in ranks[0]["absent"]:
-        print(f"  this torch has no {name}: what depends on it is not seen")
     lines = [line for judge in JUDGES for line in judge(ranks)] + list(more)
+    if "_next_index" in ranks[0]["absent"]:
+        lines.append(("4 a rows", "?", "this torch hides which rows a loader draws", "", ""))
     for mark, verdict, text, where, page in lines:
         print(f"  {mark:<16} {verdict:<2}  {text}")
         if verdict != "ok" and (where or page):
@@ -1062,9 +1068,15 @@ def run_script(script, options):
         pretend_gpus()
     start_noting()
     sys.argv = [script, *options]
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true but no acc")
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     sys.path.append(HERE)
-    left = runpy.run_path(script, run_name="__main__")
+    left = None
+    try:
+        left = runpy.run_path(script, run_name="__main__")  # its variables, such as a DDP model
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
     note_end()
     del left
 
@@ -1100,25 +1112,19 @@ def start_ranks(args, world_size, folder, more=()):
 
 
 def wait_for(processes, folder, patience):
-    """Waits until all have ended, one fails, or a rank waits too long in a collective."""
-    failed = None
-    while None in (statuses := [process.poll() for process in processes]):
-        time.sleep(0.2)
-        if any(statuses) and failed is None:
-            failed = time.monotonic()
-        if failed and time.monotonic() - failed > 10:
-            break
-        notes = who_hangs.read_notes(folder)
-        sound = [
-            rank
-            for rank, n in notes.items()
-            if not who_hangs.describe_problem(n, time.time(), False)
-        ]
-        _, number = who_hangs.find_hang(notes, sound)
-        if number is None:
-            waiting_since = time.monotonic()
-        elif time.monotonic() - waiting_since > patience - who_hangs.PATIENCE:
-            return f"a rank waited for {patience:.0f} s, and was ended:\n{who_hangs.report(notes)}"
+    """Waits for the end; returns the exit status, or what hangs."""
+    seconds, failed, waits = 0, 0, 0  # until now, after a failure, in a collective
+    while None in (statuses := [process.poll() for process in processes]) and failed < 10:
+        time.sleep(0.5)
+        seconds, failed = seconds + 0.5, failed + 0.5 * any(statuses)
+        if seconds % 5 == 0:  # Ranks write as often where they are.
+            notes = who_hangs.read_notes(folder)
+            sound = [r for r in notes if not who_hangs.describe_problem(notes[r], time.time(), 0)]
+            waits = 0 if who_hangs.find_hang(notes, sound)[1] is None else waits + 5
+            if waits > patience - who_hangs.PATIENCE:
+                return (
+                    f"ended, because a rank waited for {patience:.0f} s\n{who_hangs.report(notes)}"
+                )
     return next((abs(status) for status in statuses if status), 0)
 
 
@@ -1132,7 +1138,7 @@ def report_all(status, ranks, more):
 
 
 def main():
-    if "CHECK_DDP_RANK" in os.environ or "RANK" in os.environ:
+    if IS_RANK:
         return run_script(sys.argv[1], sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
