@@ -165,7 +165,7 @@ def replace(owner, name, function):
 
 def compute_checksum(tensor):
     """Returns a checksum of all bits and some of the numbers; None if there is no tensor."""
-    if tensor is None:
+    if tensor is None or tensor.is_meta:
         return None
     flat = tensor.detach().to_dense().cpu().contiguous().flatten()
     some = flat[:: max(1, len(flat) // 16)]
@@ -200,19 +200,19 @@ def note_joined(original, *args, **kwargs):
     return original(*args, **kwargs)
 
 
-def note_wrapped(original, ddp, module, *args, **kwargs):
+def note_wrapped(original, ddp, *args, **kwargs):
     """DDP is built: the parameters and buffers that it will keep equal."""
-    number = count("wrapped")
+    number, module = count("wrapped"), args[0] if args else kwargs["module"]
     names = [name for name, _ in module.named_parameters()]
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
     buffers = [name for name, _ in module.named_buffers()]
-    device = str(next(module.parameters()).device)
+    device = str(next((p.device for p in module.parameters()), ""))
     batch_norm = any("BatchNorm" in type(part).__name__ for part in module.modules())
     note("wrapped", number, names=names, frozen=frozen, buffers=buffers, device=device,
          batch_norm=batch_norm, init_sync=kwargs.get("init_sync", True))  # fmt: skip
     if "CHECK_DDP_CPU" in os.environ:
-        args, kwargs = (), kwargs | {"device_ids": None, "output_device": None}
-    original(ddp, module, *args, **kwargs)
+        args, kwargs = args[:1], kwargs | {"device_ids": None, "output_device": None}
+    original(ddp, *args, **kwargs)
     WRAPPED[module] = number
     prefix = type(module).__name__
     NAMES.update({id(p): f"{prefix}.{name}" for name, p in module.named_parameters()})
@@ -225,7 +225,7 @@ def note_forward(original, ddp, *inputs, **kwargs):
         count("forward" if ddp.require_backward_grad_sync else "no_sync")
         number = count(f"inputs {WRAPPED.get(ddp.module)}")
         if is_due(number) and number > 1:
-            sums = [compute_checksum(tensor)[0] for tensor in list_tensors([inputs, kwargs])]
+            sums = [(compute_checksum(t) or [0])[0] for t in list_tensors([inputs, kwargs])]
             note("inputs", f"{WRAPPED.get(ddp.module)} {number}", sums=sums)
     INSIDE.append(ddp.module)
     try:
@@ -276,7 +276,7 @@ def name_parameters(optimizer):
 def name_optimizer(optimizer):
     """Returns a name that is the same on all ranks, also where one has an optimizer more."""
     if optimizer not in OPTIMIZERS:
-        first, *others = name_parameters(optimizer)
+        first, *others = name_parameters(optimizer) or ["nothing"]
         name = f"{type(optimizer).__name__} of {first} and {len(others)} more"
         OPTIMIZERS[optimizer] = f"{name}, {count(name)}"
     return OPTIMIZERS[optimizer]
@@ -355,13 +355,16 @@ def measure_size(dataset):
 
 def note_indices(original, iterator):
     """A DataLoader takes the indices of its next batch from its sampler."""
-    pass_ = OPENING[-1] if OPENING else iterator.check_ddp
+    pass_ = OPENING[-1] if OPENING else getattr(iterator, "check_ddp", None)
+    if pass_ is None:  # a loader that makes its iterators itself
+        return original(iterator)
     try:
         drawn = original(iterator)
     except StopIteration:
         pass_["complete"] = True
         raise
-    rows = drawn if isinstance(drawn, (list, tuple)) else [drawn]
+    rows = drawn.tolist() if hasattr(drawn, "tolist") else drawn
+    rows = rows if isinstance(rows, (list, tuple)) else [rows]
     if pass_["indices"] is not None:
         rows = [pass_["indices"][int(row)] for row in rows]
     pass_["drawn"].append([int(row) if hasattr(row, "__index__") else None for row in rows])
@@ -370,7 +373,9 @@ def note_indices(original, iterator):
 
 def note_batch(original, iterator):
     """A DataLoader delivers a batch: what is in some of its rows, or in all of a stream."""
-    pass_ = iterator.check_ddp
+    pass_ = getattr(iterator, "check_ddp", None)
+    if pass_ is None:
+        return original(iterator)
     try:
         batch = original(iterator)
     except StopIteration:
@@ -382,7 +387,7 @@ def note_batch(original, iterator):
     rows = pass_["drawn"][min(pass_["delivered"], len(pass_["drawn"])) - 1]
     tensors = [t for t in list_tensors(batch) if t.ndim and not t.is_sparse]
     if None in rows:  # a stream
-        if pass_["delivered"] <= 64:
+        if pass_["delivered"] <= 16:
             for parts in zip(*tensors, strict=False):
                 pass_["stream"].append([compute_checksum(part)[0] for part in parts])
         return batch
@@ -450,8 +455,8 @@ def note_collective(original, *args, **kwargs):
         kwargs.pop("device_ids", None)
         op = kwargs.get("op", args[1] if len(args) > 1 else None)
         if name == "all_reduce" and op == dist.ReduceOp.AVG:  # gloo has no AVG
-            original(tensors[0])
-            return tensors[0].detach().div_(dist.get_world_size(kwargs.get("group")))
+            tensors[0].detach().div_(dist.get_world_size(kwargs.get("group")))
+            args, kwargs = args[:1], kwargs | {"op": dist.ReduceOp.SUM}
     result = original(*args, **kwargs)
     if name == "all_reduce" and torch.is_grad_enabled() and tensors[0].grad_fn:
         tensors[0].register_hook(functools.partial(note_reduced_loss, where))
@@ -580,7 +585,9 @@ def answer_by_cpu(function, args, kwargs):
     if function is torch.device:
         return function(*args, **kwargs)
     if function is torch.Tensor.cuda:
-        answer_device(torch.device("cuda", *args[1:2]) if args[1:2] != (None,) else "cuda")
+        device = args[1] if len(args) > 1 else kwargs.get("device")
+        device = "cuda" if device is None else device
+        answer_device(torch.device("cuda", device) if type(device) is int else device)
         return args[0]
     if function is torch.Tensor.pin_memory:
         return args[0]
@@ -614,6 +621,8 @@ def pretend_gpus():
 
     def move(original, module, *args, **kwargs):
         args = [torch.device("cuda", a) if type(a) is int else a for a in args]
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
         return original(module, *args, **kwargs)
 
     def new_group(original, *args, **kwargs):
@@ -632,7 +641,11 @@ def pretend_gpus():
     answer(torch.accelerator, "synchronize", None)
     answer(torch.accelerator, "current_accelerator", torch.device("cuda"))
     answer(dist, "is_nccl_available", True)
-    replace(torch.cuda, "current_device", lambda _: CALLS.get("gpu", 0))
+    for module, name in (
+        (torch.cuda, "current_device"),
+        (torch.accelerator, "current_device_index"),
+    ):
+        replace(module, name, lambda _: CALLS.get("gpu", 0))
     replace(torch.cuda, "device", lambda _, device: contextlib.nullcontext())
     replace(torch.cuda, "set_device", set_device)
     replace(torch.accelerator, "set_device_index", set_device)
@@ -844,6 +857,10 @@ def judge_weights(ranks):
     looks = [(key, f, w) for key, f in pairs for w in ("weights", "gradients")]
     different = [look for look in looks if list_different(look[1], look[2])[0]]
     wrapped = ranks[0]["wrapped"]
+    counts = pairs[-1][1][0]["counts"]
+    if not different and wrapped and not counts.get("forward") and counts.get("past DDP"):
+        text = f"equal, but all {counts['past DDP']} forwards went past DDP"
+        return [(mark, "?", text, pairs[0][1][0]["where"], WEIGHTS)]
     if not different:
         text = "weights and gradients are equal" + ("" if wrapped else ", without DDP")
         return [(mark, "ok", text, "", "")]
@@ -934,6 +951,8 @@ def judge_tests(ranks):
             continue
         seen.add((where, size))
         every, drawn = set().union(*rows), sum(map(len, rows))
+        if not every:
+            continue
         total = f"{len(every):,} of {size:,} rows" if size else f"{len(every):,} rows"
         if all(set(r) == every for r in rows):
             who = "rank 0 alone tests" if len(facts) < len(ranks) else "each rank tests"
@@ -1028,6 +1047,10 @@ def compare_with_one(ranks, one):
         text += ", with another direction. Draws, or BatchNorm, can do that"
         return [(mark, "?", text, several[0]["where"], page)]
     verdict = "ok" if abs(sums["ab"] / sums["bb"] - 1) < 0.05 else "NO"
+    rates = [f"{rate:.3g}" for step in (several[0], single) for rate in step["rates"][:1]]
+    if len(set(rates)) > 1:
+        text += f". The learning rate is {rates[0]}, and {rates[1]} in one process"
+        verdict = "?" if verdict == "ok" else verdict
     return [(mark, verdict, text, several[0]["where"], page)]
 
 
@@ -1113,10 +1136,11 @@ def start_ranks(args, world_size, folder, more=()):
 
 def wait_for(processes, folder, patience):
     """Waits for the end; returns the exit status, or what hangs."""
-    seconds, failed, waits = 0, 0, 0  # until now, after a failure, in a collective
-    while None in (statuses := [process.poll() for process in processes]) and failed < 10:
-        time.sleep(0.5)
-        seconds, failed = seconds + 0.5, failed + 0.5 * any(statuses)
+    seconds, after, waits, status = 0, 0, 0, 0  # until now, after a failure, in a collective
+    while None in (statuses := [process.poll() for process in processes]) and after < 10:
+        time.sleep(0.2)
+        status = status or next(filter(None, statuses), 0)  # that of the first that failed
+        seconds, after = round(seconds + 0.2, 1), after + 0.2 * bool(status)
         if seconds % 5 == 0:  # Ranks write as often where they are.
             notes = who_hangs.read_notes(folder)
             sound = [r for r in notes if not who_hangs.describe_problem(notes[r], time.time(), 0)]
@@ -1125,7 +1149,7 @@ def wait_for(processes, folder, patience):
                 return (
                     f"ended, because a rank waited for {patience:.0f} s\n{who_hangs.report(notes)}"
                 )
-    return next((abs(status) for status in statuses if status), 0)
+    return abs(status or next(filter(None, statuses), 0))
 
 
 def report_all(status, ranks, more):
