@@ -403,12 +403,12 @@ def list_delivered(pass_):
     return sum(pass_["drawn"][: pass_["delivered"]], [])
 
 
-def is_test(pass_):
-    """Whether models were called in a pass, and none with gradients."""
+def name_use(pass_):
+    """Returns what a pass was for: train, test, or "" where no model was called."""
     trained, called = (
         COUNTS[name] > pass_["before"][name] for name in ("with gradient", "without gradient")
     )
-    return called and not trained and COUNTS["steps"] == pass_["before"]["steps"]
+    return "train" if trained else "test" if called else ""
 
 
 def end_pass(pass_):
@@ -417,13 +417,13 @@ def end_pass(pass_):
         return
     PASSES.remove(pass_)
     loader, where, number = pass_["loader"](), pass_["where"], pass_["number"]
-    kind = "test" if is_test(pass_) else "train"
-    if kind == "test":
+    use = name_use(pass_)
+    if use == "test":
         TESTS.append(pass_)
-    if number <= 4 or is_due(number):
+    if use and (number <= 4 or is_due(number)):
         sampler = "" if loader is None else type(loader.sampler).__name__
         rows = pass_["stream"] or list_delivered(pass_)
-        note("pass", f"{where} {number}", use=kind, line=where, rows=rows, size=pass_["size"],
+        note("pass", f"{where} {number}", use=use, line=where, rows=rows, size=pass_["size"],
              base=pass_["base"], content=pass_["rows"], stream=bool(pass_["stream"]),
              complete=pass_["complete"], sampler=sampler,
              subset=pass_["indices"] is not None)  # fmt: skip
@@ -431,7 +431,7 @@ def end_pass(pass_):
 
 def end_tests():
     """Training goes on after a test, or the script ends: were the ranks' counts added up?"""
-    for pass_ in [p for p in PASSES if is_test(p) and p["delivered"]]:
+    for pass_ in [p for p in PASSES if name_use(p) == "test"]:
         end_pass(pass_)
     while TESTS:
         pass_ = TESTS.pop()
@@ -447,7 +447,8 @@ def note_collective(original, *args, **kwargs):
     number = count(f"call {where}")
     tensors = list_tensors([args, kwargs])
     dtype = str(tensors[0].dtype) if tensors else ""
-    if CALLS.get(where) != [name, dtype]:
+    own = not who_hangs.INSTALLED.search(sys._getframe(2).f_code.co_filename)
+    if own and CALLS.get(where) != [name, dtype]:  # A library's calls can be others on each rank.
         CALLS[where] = [name, dtype]
         facts = {"name": name, "dtype": dtype, "line": where, "number": number}
         note("call", f"{where} {number}", **facts)
@@ -480,7 +481,7 @@ def note_open(event, args):
 
 def note_written(path):
     """A file is written: notes it once, unless it is a device, a lock or in a hidden folder."""
-    ignored = path.startswith(("/dev/", "/proc/", "/sys/")) or "/." in path
+    ignored = path.startswith(("/dev/", "/proc/", "/sys/")) or "/." in path or os.path.isdir(path)
     ignored = ignored or path.endswith(".lock") or path.startswith(os.environ["CHECK_DDP_NOTES"])
     if not ignored and f"wrote {path}" not in CALLS and (where := find_line()):
         CALLS[f"wrote {path}"] = True
@@ -519,7 +520,7 @@ COLLECTIVES = (
     "all_reduce reduce broadcast all_gather all_gather_into_tensor all_gather_object gather"
 )
 COLLECTIVES += " gather_object reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single"
-COLLECTIVES += " broadcast_object_list scatter send recv isend irecv batch_isend_irecv barrier"
+COLLECTIVES += " broadcast_object_list scatter send recv batch_isend_irecv barrier"
 
 
 def start_noting():
@@ -740,7 +741,7 @@ def judge_shards(ranks):
     mark, lines, seen = "4 own shard", [], set()
     for _, facts in pair_facts(ranks, "pass"):
         rows, where, size = freeze_rows(facts), facts[0]["line"], facts[0]["size"]
-        if facts[0]["use"] == "test" or where in seen or not all(rows):
+        if facts[0]["use"] != "train" or where in seen or not all(rows):
             continue
         seen.add(where)
         page = "data.md#iterabledataset-by-rank-and-by-worker" if facts[0]["stream"] else SHARDS
@@ -759,7 +760,9 @@ def judge_shards(ranks):
             text = f"all ranks draw the same {len(first):,} rows in the same order"
             lines.append((mark, proof, text, where, page))
         elif full and (set(rows[1]) == first or sharded and len(twice) > 0.05 * len(first)):
-            text = f"{len(twice):,} rows are drawn by ranks 0 and 1: {total} in an epoch"
+            text = f"{len(twice):,} rows are drawn by ranks 0 and 1, in all {total}"
+            if set(rows[1]) == first:
+                text = f"each rank draws all {len(first):,} rows, instead of a part of its own"
             lines.append((mark, proof, text, where, page))
         elif full and size and len(every) < 0.95 * size:
             text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
@@ -776,8 +779,8 @@ def judge_shards(ranks):
 def judge_inputs(ranks):
     """Where no DataLoader is: what the ranks give to DDP's forward."""
     pairs = [facts for _, facts in pair_facts(ranks, "inputs") if facts[0]["sums"]]
-    if not pairs:
-        return []
+    if not pairs or all(facts[0]["sums"] == pairs[0][0]["sums"] for facts in pairs):
+        return []  # too few, or inputs that never change
     if all(fact["sums"] == facts[0]["sums"] for facts in pairs for fact in facts):
         text = "all ranks give the same inputs to the model"
         return [("4 own shard", "NO", text, pairs[0][0]["where"], SHARDS)]
@@ -876,7 +879,9 @@ def judge_weights(ranks):
     if what == "weights" and step == 1 and when == "before":
         loads = [rank["loaded"] for rank in ranks.values()]
         alone = [i for i, load in enumerate(loads) if load and not all(loads)]
-        if alone and wrapped:
+        if not wrapped:
+            text += ". No DDP was built"
+        elif alone:
             (path, load), *_ = loads[alone[0]].items()
             where, page = load["where"], "checkpoints.md#checkpoints"
             text += f". Rank {alone[0]} alone loads {path}"
@@ -896,10 +901,10 @@ def judge_weights(ranks):
     elif all(name.startswith("no. ") for name in names):
         text += ". No DDP has them"
     elif counts.get("no_sync"):
-        text += f". {counts['no_sync']} forwards were under no_sync()"
+        text += f". Forwards under no_sync(): {counts['no_sync']}"
         page = "training.md#gradient-accumulation-with-no_sync"
     elif counts.get("past DDP"):
-        text += f". {counts['past DDP']} forwards went past DDP"
+        text += f". Forwards past DDP: {counts['past DDP']}"
         where = facts[0]["calls"]["past DDP"]
     ends = [key for key, _ in pairs if key.endswith("end")]
     if ends and not any(key in ends for key, _, _ in different):
@@ -1068,6 +1073,8 @@ def print_report(ranks, more=()):
     print(f"\ncheck_ddp: {len(ranks)} ranks, {steps} steps of optimizers")
     if any(rank["gpu"] for rank in ranks.values()):
         print("  No GPU is here: the CPU stands in for GPUs, and gloo for nccl.")
+        if not all(rank["end"] for rank in ranks.values()):
+            print("  Where the script fails because of that, try --cpu.")
     lines = [line for judge in JUDGES for line in judge(ranks)] + list(more)
     if "_next_index" in ranks[0]["absent"]:
         lines.append(("4 a rows", "?", "this torch hides which rows a loader draws", "", ""))
