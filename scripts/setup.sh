@@ -37,3 +37,9 @@ if [ "$python" = python3 ]; then
 fi
 echo "$why: installing torch, torchvision and tqdm with $(command -v "$python"): some minutes, once" >&2
 "$python" -m pip install --quiet -r requirements.txt
+# torch and torchvision of different places are installed without a word, and fail in the first script.
+if ! why="$("$python" -c 'import torch, torchvision' 2>&1)"; then
+    echo "torch and torchvision are installed, but cannot be imported (${why##*$'\n'}): type " \
+        "$python -m pip uninstall --yes torch torchvision && bash scripts/setup.sh" >&2
+    exit 1
+fi

@@ -153,3 +153,47 @@ class ShardedOptimizer:
     def zero_grad(self):
         for parameter in self.owners:
             parameter.grad = None
+
+
+class SyncBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(context, inputs, weight, bias, eps):
+        count = torch.full_like(weight, len(inputs))
+        sums = torch.stack([inputs.sum(0), inputs.square().sum(0), count])
+        dist.all_reduce(sums)
+        mean, mean_square = sums[:2] / sums[2]
+        deviation = (mean_square - mean.square() + eps).sqrt()
+        normalized = (inputs - mean) / deviation
+        context.save_for_backward(normalized, deviation, weight, sums[2])
+        return normalized * weight + bias
+
+    @staticmethod
+    def backward(context, gradient):
+        normalized, deviation, weight, count = context.saved_tensors
+        own = torch.stack([(gradient * normalized).sum(0), gradient.sum(0)])
+        every = own.clone()
+        dist.all_reduce(every)
+        by_deviation, by_mean = every / count
+        by_inputs = (gradient - by_mean - normalized * by_deviation) * weight / deviation
+        return by_inputs, own[0], own[1], None
+
+
+class ShardedLinear(torch.autograd.Function):
+    @staticmethod
+    def gather(shard):
+        parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, shard)
+        return torch.cat(parts)
+
+    @staticmethod
+    def forward(context, inputs, shard):
+        context.save_for_backward(inputs, shard)
+        return inputs @ ShardedLinear.gather(shard).T
+
+    @staticmethod
+    def backward(context, gradient):
+        inputs, shard = context.saved_tensors
+        by_weight = gradient.T @ inputs / dist.get_world_size()
+        dist.all_reduce(by_weight)
+        rows = by_weight.chunk(dist.get_world_size())[dist.get_rank()]
+        return gradient @ ShardedLinear.gather(shard), rows.clone()

@@ -147,7 +147,9 @@ class Launch:
                     return process.pid
         if spawned := [pid for pid, command in commands.items() if "spawn_main" in command]:
             return spawned[rank]
-        assert rank == 0 and len(commands) == 1, f"no rank {rank} in {commands}\n{self.story()}"
+        # A plain script, and its workers, which are younger and have its command line.
+        alone = rank == 0 and len(set(commands.values())) == 1
+        assert alone, f"no rank {rank} in {commands}\n{self.story()}"
         return next(iter(commands))
 
     def out_of(self, number):

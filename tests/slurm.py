@@ -75,18 +75,21 @@ class BatchJob(Launch):
     What the job writes is read as the output of a launch. script takes the place of
     mnmc_ddp_slurm.py, and change(text) is the batch file that is submitted. Slurm is asked for the
     state of the job, because sbatch --wait notices the end of a job up to half a minute late.
+    It is submitted from the folder, or from another one.
     """
 
-    def __init__(self, cluster, folder, *options, before=(), env=None, script=None, change=str):
+    def __init__(
+        self, cluster, folder, *options, before=(), env=None, script=None, change=str, cwd=None
+    ):
         self.cluster, self.folder = cluster, folder
         (folder / "scripts").mkdir(parents=True)
         (folder / "scripts" / "env.sh").symlink_to(REPO / "scripts" / "env.sh")
         (folder / BATCH).write_text(change((REPO / BATCH).read_text()))
         script = script or (REPO / "mnmc_ddp_slurm.py").read_text()
         (folder / "mnmc_ddp_slurm.py").write_text(script)
-        command = ["sbatch", "--parsable", *before, BATCH, *options]
+        command = ["sbatch", "--parsable", *before, folder / BATCH, *options]
         env = cluster.env | (env or {})
-        super().__init__([command], folder / "sbatch", env=env, cwd=folder)
+        super().__init__([command], folder / "sbatch", env=env, cwd=cwd or folder)
         super().succeeded(60)
         self.number = self.out_of(0).strip()
 
@@ -130,7 +133,7 @@ class BatchJob(Launch):
 # In place of mnmc_ddp_slurm.py: what each task was given, one write for each line.
 PRINT_TASK = """
 import os, sys
-names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_NTASKS",
+names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID",
          "SLURM_STEP_NODELIST", "MASTER_ADDR", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES",
          "OMP_NUM_THREADS", "TQDM_MININTERVAL")
 pairs = [f"{name}={os.environ.get(name, 'not-set')}" for name in names]

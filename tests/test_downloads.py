@@ -2,14 +2,18 @@
 
 import gzip
 import hashlib
+import os
+import re
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from launch import quick_for
+from launch import REPO, end_forked, quick_for, start_forked
 from messages import says
 from tiny_data import write_mnist
+
+import snsc
 
 OPTIONS = ("-e", 1, "-b", 8)
 
@@ -91,3 +95,22 @@ def test_download_cut_off_half_way_is_not_taken_for_data(launch, tmp_path, mirro
     mirror.breaks_off = False
     run = launch("mnmc_ddp_tcp.py", 2, *options, env=env).succeeded()
     assert run.epochs()[0]["count"] == 11, run.story()
+
+
+@pytest.mark.parametrize("size", (0, 1000))
+def test_half_a_file_is_told_with_its_folder(tmp_path, size):
+    """As an unpacking leaves it that was interrupted. torchvision takes it for whole."""
+    write_mnist(tmp_path)
+    os.truncate(tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte", size)
+    line = f"cannot load mnist: if {tmp_path} holds a part of it, delete that part; --dataset"
+    with pytest.raises(SystemExit, match=re.escape(line)):
+        snsc.load_split("mnist", tmp_path, train=True)
+
+
+def test_tilde_is_the_home_folder(tmp_path):
+    """The shell leaves it to the script after a =."""
+    write_mnist(tmp_path / "data")
+    options = ["-e", 1, "--data-root=~/data", "--checkpoint=~/run/last.pt"]
+    env = {"HOME": str(tmp_path)}
+    assert end_forked([start_forked(REPO / "snsc.py", options, tmp_path / "cwd", env)], 20) == [0]
+    assert (tmp_path / "run" / "last.pt").exists() and not (tmp_path / "cwd" / "~").exists()

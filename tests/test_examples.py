@@ -10,7 +10,8 @@ from launch import REPO, run_forked_ranks, without_gloo_lines
 
 NAMES = subprocess.check_output(["git", "ls-files", "docs/examples/*.py"], cwd=REPO, text=True)
 EXAMPLES = [REPO / name for name in NAMES.split()]
-ALONE = [path for path in EXAMPLES if not path.stem.startswith("recipe_")]  # see test_docs.py
+# Those are in test_docs.py and test_convert.py.
+ALONE = [path for path in EXAMPLES if not path.stem.startswith(("recipe_", "char_lm"))]
 
 
 def check_output(path, printed):

@@ -20,6 +20,10 @@ BLOCKING = """        dist.irecv(received, (rank - 1) % world_size).wait()
         dist.isend(outgoing, (rank + 1) % world_size).wait()
 """
 LAST_LINES = re.search(r" +for parameter .*", ANSWERS["accumulate"], re.DOTALL)[0]
+MICRO_BATCHES = re.search(r" +for inputs.*?backward\(\)\n", ANSWERS["accumulate"], re.DOTALL)[0]
+ALL_AT_ONCE = """    inputs, targets = map(torch.cat, zip(*batches, strict=True))
+    loss_function(model(inputs), targets).backward()
+"""
 # What is changed in an answer, and what the hint must say. The last of each list can take long.
 WRONG = {
     "shard": [
@@ -61,7 +65,11 @@ WRONG = {
         ("dist.all_reduce(means)", "dist.broadcast(means, src=0)", "the loss of one rank decides"),
         (">= patience", "> patience", "count from the lowest"),
         ("def should_stop", "def stop", "the file has no should_stop"),
-        ("    return ", "    import os\n    os._exit(0)\n    return ", "its process ended"),
+        (
+            "    return ",
+            "    import os\n    os._exit(0)\n    return ",
+            "the process of rank . ended",
+        ),
     ],
     "ring_all_reduce": [
         ("tensor.tensor_split(world_size)", "[tensor] * world_size", "send pieces, not the tensor"),
@@ -75,6 +83,7 @@ WRONG = {
         (LAST_LINES, textwrap.indent(LAST_LINES, "    "), "every gradient is sent"),
         ("        (loss /", "        model.zero_grad()\n        (loss /", "only the last"),
         ("        dist.all_reduce(parameter.grad)\n", "", "still has its own gradients"),
+        (MICRO_BATCHES, ALL_AT_ONCE, "backward runs 1 times"),
     ],
     "AverageDuringBackward": [
         ("            request.wait()\n", "            pass\n", "waits for 0 of"),
@@ -101,6 +110,34 @@ WRONG = {
         ("parameter.grad = None", "self.optimizer.zero_grad()", "has its own alone"),
         ("p, owner in self.owners.items() if owner ==", "p in parameters if 0 ==", "generator"),
     ],
+    "SyncBatchNorm": [
+        ("        dist.all_reduce(sums)\n", "", "normalises its own images alone"),
+        (
+            "inputs.sum(0), inputs.square().sum(0), count",
+            "inputs.mean(0), inputs.square().mean(0), count / len(inputs)",
+            "add up the sums",
+        ),
+        ("        dist.all_reduce(every)\n", "", "backward makes no collective call"),
+        ("own[0], own[1]", "every[0], every[1]", "the gradient of weight on rank 0"),
+        ("every / count", "every / len(gradient)", "so does the count that divides them"),
+        (
+            "dist.all_reduce(sums)",
+            "for row in sums:\n            dist.all_reduce(row)",
+            "forward makes 3 collective calls",
+        ),
+    ],
+    "ShardedLinear": [
+        (
+            "context.save_for",
+            "context.weight = ShardedLinear.gather(shard)\n        context.save_for",
+            "save inputs and shard, and gather again",
+        ),
+        ("@ inputs / dist.get_world_size()", "@ inputs", "is the sum over the ranks"),
+        ("        dist.all_reduce(by_weight)\n", "", "of its own loss alone"),
+        ("[dist.get_rank()]", "[0]", "another rank's rows"),
+        ("return gradient @", "return 2 * gradient @", "the gradient of the inputs"),
+        ("        dist.all_gather(parts, shard)\n", "", "gather the shards of all ranks"),
+    ],
 }
 
 
@@ -109,7 +146,7 @@ def judge(folder, answers, *options):
     (folder / "answers.py").write_text(answers)
     argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     env = os.environ | {"COLUMNS": "1000"}  # so that pytest cuts no line
-    argv = [sys.executable, *argv, REPO / "docs" / "exercises"]
+    argv = [sys.executable, *argv, REPO / "docs" / "exercises" / "test_answers.py"]
     run = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
     hints = re.findall(r"^FAILED \S+::test_(\w+) - Failed: (.+)$", run.stdout, re.MULTILINE)
     return run.returncode, dict(hints), run.stdout + run.stderr
@@ -146,12 +183,13 @@ def test_wrong_answers_get_a_hint_that_names_the_mistake(tmp_path, number):
 def test_commands_of_the_course_say_what_to_do(tmp_path):
     """On the template nothing is done yet."""
     shutil.copytree(REPO / "docs" / "exercises", tmp_path / "docs" / "exercises")
-    commands = "\n".join(page_commands("docs/course.md", "Before unit 1"))
-    commands = commands.replace("\npytest", f"\n{sys.executable} -m pytest")
+    commands = page_commands("docs/course.md", "Before unit 1")
+    assert commands.pop(0) == "pip install pytest pytest-timeout"
+    commands = "\n".join(commands).replace("\npytest", f"\n{sys.executable} -m pytest")
     run = subprocess.run(["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
-    assert len(re.findall("^to do: ", run.stdout, re.MULTILINE)) == 10, run.stdout
+    assert len(re.findall("^to do: ", run.stdout, re.MULTILINE)) == len(ANSWERS), run.stdout
 
 
 def test_file_that_cannot_be_imported_is_named_with_its_line(tmp_path):
     code, _, output = judge(tmp_path, "import nothing\n")
-    assert code == 4 and "answers.py:1" in output, output
+    assert code == 2 and "answers.py:1" in output, output

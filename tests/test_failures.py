@@ -9,6 +9,7 @@ import pytest
 import torch
 from launch import DDP, REPO, Launch, assert_same, commands_for, free_port, page_commands
 from messages import says
+from packaging.version import Version
 
 import snsc
 
@@ -84,6 +85,26 @@ def test_ctrl_c_ends_all_ranks(launch):
         run.wait_for(lambda run=run: len(run.inits()) == 2, 60, "both ranks")
         os.killpg(run.processes[0].pid, signal.SIGINT)
         gone(run, 30)
+
+
+def test_interrupt_of_the_main_process_alone_ends_its_workers(launch):
+    """As by an IDE's button, which interrupts what the IDE has started."""
+    run = launch("mnmc_ddp_mp.py", 2, *LONG)
+    run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
+    run.processes[0].send_signal(signal.SIGINT)
+    gone(run, 30)
+
+
+def test_nohup_survives_the_end_of_its_terminal(launch):
+    """Of its launcher. torchrun alone ends its ranks on SIGHUP."""
+    if Version(torch.__version__) < Version("2.10"):
+        pytest.skip("torchrun has --signals-to-handle since 2.10")
+    start = f"trap '' HUP; exec bash scripts/mnmc_ddp_env.sh {' '.join(LONG)}"
+    run = launch([["bash", "-c", start]], env={"NPROC": "2"})
+    run.wait_for(lambda: len(run.inits()) == 2, 60, "both ranks")
+    os.killpg(run.processes[0].pid, signal.SIGHUP)
+    epochs = len(run.epochs())
+    run.wait_for(lambda: len(run.epochs()) > epochs + 1, 60, "two epochs more")
 
 
 def test_rank_that_never_comes_is_told_by_the_last_line(launch):

@@ -57,6 +57,11 @@ echo "epoch 1/1 | train loss 0.1 acc 90.00% | test acc 90.00% (9/10) | 10 img/s 
         (self.folder / "bin" / program).write_text(f"#!/bin/sh\n{text}")
         (self.folder / "bin" / program).chmod(0o755)
 
+    def add_module(self, name, text=""):
+        """Stands for an installed package, which no test here can install."""
+        (self.folder / "site").mkdir(exist_ok=True)
+        (self.folder / "site" / f"{name}.py").write_text(text)
+
     def run(self, line, **env):
         """Runs a line of bash in the folder; returns the launch when it has ended."""
         line = f"PATH={self.folder}/bin:$PATH; cd {self.folder}; {line}"
@@ -138,6 +143,8 @@ def test_setup_sh_completes_a_venv(stand_in):
     stand_in.add("python", stand_in.WITHOUT_PACKAGES)
     command = [sys.executable, "-m", "venv", "--without-pip", stand_in.folder / ".venv"]
     subprocess.check_call(command)
+    for name in ("torch", "torchvision"):
+        stand_in.add_module(name)
     run = stand_in.run("bash scripts/setup.sh").succeeded()
     assert run.err.startswith("torch is missing: installing torch"), run.story()
     assert (stand_in.folder / ".venv/bin/pip").exists()
@@ -147,9 +154,23 @@ def test_setup_sh_installs_into_the_active_environment(stand_in):
     stand_in.add(
         "python", f'case "$*" in *pip*) echo "$*" ;; *) {stand_in.WITHOUT_PACKAGES} ;; esac'
     )
+    for name in ("torch", "torchvision"):
+        stand_in.add_module(name)
     run = stand_in.run("bash scripts/setup.sh", VIRTUAL_ENV="/some/where").succeeded()
     assert run.out == "-m pip install --quiet -r requirements.txt\n"
     assert not (stand_in.folder / ".venv").exists()
+
+
+def test_setup_sh_says_what_to_do_about_a_pair_that_cannot_be_imported(stand_in):
+    """As of torch for CPUs and a torchvision for CUDA: in one line below its first."""
+    stand_in.add("python", f'case "$*" in *pip*) ;; *) {stand_in.WITHOUT_PACKAGES} ;; esac')
+    stand_in.add_module("torch")
+    message = "operator torchvision::nms does not exist"
+    stand_in.add_module("torchvision", f'raise RuntimeError("{message}")\n')
+    run = stand_in.run("bash scripts/setup.sh", VIRTUAL_ENV="/some/where")
+    assert run.codes == [1] and run.err.count("\n") == 2, run.story()
+    cure = "python -m pip uninstall --yes torch torchvision && bash scripts/setup.sh\n"
+    assert f"(RuntimeError: {message}): type  {cure}" in run.err
 
 
 def test_setup_sh_installs_nothing_beside_amd_gpus(stand_in):
@@ -171,9 +192,7 @@ def test_env_sh_refuses_other_shells(stand_in):
 def test_env_sh_counts_the_gpus_that_torch_sees(stand_in):
     """Where there is a driver: importing torch takes seconds."""
     stand_in.add("nvidia-smi", "exit 0\n")
-    (stand_in.folder / "site").mkdir()
-    torch = "class cuda:\n    device_count = staticmethod(lambda: 8)\n"
-    (stand_in.folder / "site/torch.py").write_text(torch)
+    stand_in.add_module("torch", "class cuda:\n    device_count = staticmethod(lambda: 8)\n")
     run = stand_in.run("source scripts/env.sh; echo $NPROC", NPROC="").succeeded()
     assert run.out == "8\n"
 
@@ -213,7 +232,10 @@ def test_env_sh_starts_fewer_threads_on_a_busy_machine(stand_in, launch):
     assert mine.out == f"{cores} active\n" * 2 and mine.err == ""
 
 
-@pytest.mark.parametrize(("ending", "status"), [("one rank is killed", 137), ("SIGTERM", 143)])
+ENDINGS = [("one rank is killed", 137), ("SIGTERM", 143), ("SIGKILL", -9)]
+
+
+@pytest.mark.parametrize(("ending", "status"), ENDINGS)
 def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
     """With the status of the rank that failed. SIGTERM also reaches a rank that is stopped.
 
@@ -234,11 +256,15 @@ def test_tcp_sh_ends_all_ranks(stand_in, ending, status):
         rank.suspend()
         run.wait_for(lambda: rank.status() == psutil.STATUS_STOPPED, 10, "rank 1 to stop")
         run.processes[0].terminate()
+    elif ending == "SIGKILL":
+        if not shutil.which("setpriv"):
+            pytest.skip("no setpriv: apt-get install util-linux")
+        run.processes[0].kill()
     else:
         rank.kill()
     assert run.wait(30).codes == [status]
     run.wait_for(lambda: not run.pids(), 10, "all ranks to be gone")
-    assert not meeting_point.exists()
+    assert ending == "SIGKILL" or not meeting_point.exists()
 
 
 @pytest.mark.parametrize("setting", ["", "1"])
@@ -271,6 +297,19 @@ def test_mnmc_ddp_env_sh_lets_torchrun_start_ranks_again(stand_in):
     run = stand_in.run("bash scripts/mnmc_ddp_env.sh", MAX_RESTARTS="1").succeeded()
     assert " argv --standalone --local-addr 127.0.0.1 --max-restarts 1 " in run.out
     assert "\n1\n" in run.out, run.story()
+
+
+@pytest.mark.slow
+def test_machine_that_does_not_know_its_own_name_trains(launch):
+    """By the README's bare torchrun after env.sh, and by the launcher."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to give a name that nobody knows to a namespace of its own")
+    options = "--dataset synthetic --epochs 0 --timeout 30"
+    lines = "hostname a-name-that-nobody-knows; source scripts/env.sh; "
+    lines += f"torchrun --standalone --nproc-per-node 2 mnmc_ddp_env.py {options}; "
+    lines += f"env -u PET_LOCAL_ADDR bash scripts/mnmc_ddp_env.sh {options}"
+    run = launch([["unshare", "--uts", "bash", "-ec", lines]], env={"NPROC": "2"}).succeeded(60)
+    assert [row[:2] for row in run.inits()] == [(0, 2)] * 2 + [(1, 2)] * 2, run.story()
 
 
 def test_mnmc_ddp_env_sh_passes_on_the_numbers_of_several_nodes(stand_in):

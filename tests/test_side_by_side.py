@@ -9,7 +9,6 @@ import pytest
 import side_by_side
 from launch import REPO, SCRIPTS
 
-PICTURE = REPO / "docs" / "images" / "side_by_side.png"
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(
     not (CHROMIUM and DRIVER and find_spec("selenium")),
@@ -28,6 +27,44 @@ return [...document.querySelectorAll("tbody:not(.fold) tr:not(.note)")]
 CODE = ["set_device_index", "timeout=", "barrier()", "DistributedSampler(", "Parallel(model)"]
 CODE += ["peak_lr *=", "save_checkpoint", "destroy_process_group"]
 READ_MENUS = "return [left.value, right.value]"
+# The beginnings of lines that are each other's counterpart: the script before, and the one after.
+COUNTERPARTS = {
+    ("snsc", "snmc_dp"): [
+        ("train_loader = DataLoader(", "train_loader = DataLoader("),
+        ("def train_one_epoch(", "def train_one_epoch("),
+        ("device = torch.device(accelerator.type, args.gpu)", "device = torch.device(accelerator"),
+    ],
+    ("snmc_dp", "mnmc_ddp_tcp"): [
+        ("dp_model = nn.DataParallel(model)", "ddp_model = DistributedDataParallel(model)"),
+        ("train_loader = DataLoader(", "train_loader = DataLoader("),
+        ("test_loader = DataLoader(", "test_loader = DataLoader("),
+        ("torch.manual_seed(args.seed + epoch", "torch.manual_seed(args.seed + epoch"),
+        ("def train(args, device)", "def train(args, local_rank, device)"),
+        ("save_checkpoint(", "save_checkpoint("),
+    ],
+    ("mnmc_ddp_tcp", "mnmc_ddp_env"): [("init_method=", "init_method=")],
+    ("mnmc_ddp_env", "mnmc_ddp_mp"): [
+        ("init_method=", "init_method="),
+        ("return local_rank, device", "return device"),
+        ("local_rank, device = setup_distributed(", "device = setup_distributed("),
+    ],
+    ("mnmc_ddp_env", "mnmc_ddp_slurm"): [
+        ("local_rank = int(", "local_rank = int("),
+        ("init_method=", "init_method="),
+    ],
+}
+# What one column shows: of each cell its number, its left edge and its width.
+READ_COLUMN = """
+return [...document.querySelectorAll("td[data-n]")].filter((cell) => cell.checkVisibility())
+  .map((cell) => [cell.className.split(" ")[0], cell.querySelector("code").textContent,
+    cell.getBoundingClientRect().left, cell.getBoundingClientRect().width]);
+"""
+# The lines that take more than one row on the screen.
+READ_WRAPPED = """
+return [...document.querySelectorAll("td[data-n] code")].filter((code) =>
+  code.offsetHeight > 1.5 * parseFloat(getComputedStyle(code).lineHeight)
+).map((code) => code.textContent);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +120,28 @@ def read_address(browser):
 def test_page_is_current():
     """It is made from the scripts, the README's recipe and docs/diffs.md."""
     stale = "python scripts/docs/side_by_side.py writes the page again"
-    assert side_by_side.PAGE.read_text() == side_by_side.build_page(), stale
+    data = side_by_side.collect_data()
+    assert side_by_side.PAGE.read_text() == side_by_side.build_page(data), stale
+
+
+def test_picture_of_the_readme_shows_the_page():
+    """Its hash is that of what it shows: lines, numbers, counted statements, the template."""
+    stale = "python scripts/docs/side_by_side.py makes the picture again"
+    assert side_by_side.read_signature() == side_by_side.sign_picture(
+        side_by_side.collect_data()
+    ), stale
+
+
+@pytest.mark.parametrize("names", COUNTERPARTS, ids="..".join)
+def test_counterparts_stand_side_by_side(names):
+    sides = [(REPO / f"{name}.py").read_text().splitlines() for name in names]
+    rows = side_by_side.align(*sides)
+    for beginnings in COUNTERPARTS[names]:
+        found = []
+        for side, beginning in enumerate(beginnings):
+            (line,) = [n for n, t in enumerate(sides[side]) if t.strip().startswith(beginning)]
+            found.append(next(number for number, row in enumerate(rows) if row[side] == line))
+        assert found[0] == found[1], beginnings
 
 
 def test_page_is_one_file_that_asks_for_nothing():
@@ -172,8 +230,20 @@ def test_menus_doors_and_addresses_choose_any_pair(browser):
 
 
 @needs_browser
-@pytest.mark.parametrize("width", (800, 1600))
+@pytest.mark.parametrize("width", (420, 800, 1400))
 def test_page_fits_the_width(browser, width):
+    """On a small screen in one column, on a large one without a line that wraps."""
     set_width(browser, width)
-    visit(browser, f"{BIG_STEP}@4")
+    visit(browser, f"{BIG_STEP}@5")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    click(browser, "#all")
+    if width == 1400:
+        assert browser.execute_script(READ_WRAPPED) == []
+        return
+    cells = browser.execute_script(READ_COLUMN)
+    assert {(left, size) for *_, left, size in cells} == {(0, width)}
+    texts = [text for side, text, *_ in cells if side == "right"]
+    assert texts == (REPO / "mnmc_ddp_tcp.py").read_text().splitlines()
+    order = [text.strip() for _, text, *_ in cells]
+    wrapper = order.index("dp_model = nn.DataParallel(model)")
+    assert order[wrapper + 1] == "ddp_model = DistributedDataParallel(model)"

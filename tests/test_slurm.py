@@ -60,26 +60,41 @@ def read_slurm(monkeypatch, task, **settings):
 def test_ranks_address_and_port_are_what_slurm_gave(cluster, monkeypatch):
     """On the second node, so that the address is not that of the cluster's first node."""
     command = ("srun", "--nodelist", "n1", "--ntasks-per-node", "2", "python3", "-c", PRINT_TASK)
-    first, second = (read_tasks(cluster.ask(*command)) for _ in range(2))
-    conf = cluster.env["SLURM_CONF"]
-    port = str(10000 + int(first[0]["SLURM_JOB_ID"]) % 20000)
-    for rank, task in enumerate(first):
-        settings = read_slurm(monkeypatch, task, SLURM_CONF=conf)
-        assert settings == [str(rank), str(rank), "2", "n1", port]
-    assert read_slurm(monkeypatch, second[0], SLURM_CONF=conf)[4] != port
+    for rank, task in enumerate(read_tasks(cluster.ask(*command))):
+        port = str(10000 + (101 * int(task["SLURM_JOB_ID"]) + int(task["SLURM_STEP_ID"])) % 20000)
+        # Ranks that a batch file has made from its own SLURM_PROCID, or an image from nothing.
+        for old in ({}, {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}, {"LOCAL_RANK": 0}):
+            settings = read_slurm(monkeypatch, task, **old)
+            assert settings == [str(rank), str(rank), "2", "n1", port]
 
 
-def test_no_controller_and_in_a_container_no_scontrol_is_needed(tmp_path, monkeypatch):
-    """512 tasks ask nobody. Where scontrol is missing, the last line says what to set."""
-    skip_without_slurm()
-    (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=192.0.2.1\n")
+def test_first_node_is_that_of_scontrol(cluster, monkeypatch):
+    """Which the script does not call: a container lacks it, and 512 tasks would ask at once."""
     task = {"SLURM_PROCID": "7", "SLURM_LOCALID": "3", "SLURM_STEP_NUM_TASKS": "8"}
-    task |= {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "gpu[07-09],cpu1"}
-    task |= {"SLURM_CONF": str(tmp_path / "slurm.conf")}
-    assert read_slurm(monkeypatch, task)[:4] == ["7", "3", "8", "gpu07"]
-    with pytest.raises(SystemExit, match="set MASTER_ADDR to the first node's name"):
-        read_slurm(monkeypatch, task, PATH=tmp_path)
-    assert read_slurm(monkeypatch, task, PATH=tmp_path, MASTER_ADDR="n0")[3] == "n0"
+    task |= {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    names = ("n0", "n[0-1]", "gpu[07-09,12],cpu1", "cpu1,gpu[07-09]", "r[10-11]n[3,5]")
+    for name in names:
+        first = cluster.ask("scontrol", "show", "hostnames", name).split()[0]
+        settings = read_slurm(monkeypatch, task | {"SLURM_STEP_NODELIST": name})
+        assert settings[:4] == ["7", "3", "8", first], name
+
+
+@pytest.mark.parametrize("step", ({}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}))
+def test_ranks_of_your_own_hold_where_slurm_starts_one_process(monkeypatch, step):
+    """By hand on each node, or with one srun for each rank."""
+    ranks = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n0"}
+    ranks |= {"MASTER_PORT": "29500"}
+    assert read_slurm(monkeypatch, step, **ranks) == list(ranks.values())
+
+
+def test_two_steps_at_once_are_two_trainings(cluster, launch):
+    """In one job, on one node. The ranks that the job's shell has exported are not theirs."""
+    step = "srun --exact --ntasks 2 python mnmc_ddp_slurm.py --dataset synthetic --epochs 0 &"
+    ranks = "export RANK=$SLURM_PROCID LOCAL_RANK=0 WORLD_SIZE=$SLURM_NTASKS"
+    job = ["salloc", "--quiet", "--nodes", "1", "--ntasks", "4", "bash", "-c"]
+    run = launch([[*job, f"SLURM_PROCID=0; {ranks}; {step} {step} wait"]], env=cluster.env)
+    run.succeeded(90)
+    assert [row[:3] for row in run.inits()] == [(0, 2, 0)] * 2 + [(1, 2, 1)] * 2, run.story()
 
 
 # local_slurm.sh.

@@ -41,6 +41,19 @@ def test_setup_file_that_is_missing_ends_the_job(cluster, tmp_path):
     assert job.out.splitlines()[-1] == "realpath: mispelt.sh: No such file or directory"
 
 
+def test_submitted_from_another_folder(cluster, tmp_path):
+    """It needs --chdir. Without it the job's file says so."""
+    given = {"script": PRINT_TASK, "cwd": tmp_path}
+    here, there = tmp_path / "here", tmp_path / "there"
+    output = ("--output", here / "slurm-%j.out")
+    job = BatchJob(cluster, here, before=(*output, *GPUS), **given)
+    assert job.end() == "FAILED"
+    line = "submit this from the repository's folder, or with sbatch --chdir FOLDER"
+    assert job.out.startswith(line), job.story()
+    job = BatchJob(cluster, there, before=("--chdir", there, *GPUS), **given).succeeded()
+    assert len(read_tasks(job.out)) == 4, job.story()
+
+
 def test_export_of_setup_alone_leaves_the_tasks_their_path(cluster, tmp_path):
     """srun passes on the environment of the batch file, with what SETUP has set there."""
     setup = tmp_path / "login.sh"

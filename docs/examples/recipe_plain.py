@@ -13,21 +13,22 @@ def train(device):
     torch.save(torch.arange(20480.0).sin().view(1024, 20), "data.pt")
     data = torch.load("data.pt", map_location=device, weights_only=True)
     sampler = RandomSampler(data, generator=torch.Generator())
-    loader = DataLoader(data, batch_size=128, sampler=sampler)
     torch.manual_seed(0)
     model = MLP(19, [32, 1]).to(device)
-    lr = 0.02
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    batch_size = 128
+    loader = DataLoader(data, batch_size, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     for epoch in range(5):
         sampler.generator.manual_seed(epoch)
-        total = torch.zeros(1, device=device)
-        for rows in loader:  # The model learns to predict column 0 from the other 19.
+        totals = torch.zeros(2, device=device)  # losses, rows
+        for rows in loader:  # The model predicts column 0 from the others.
             loss = nn.functional.mse_loss(model(rows[:, 1:]), rows[:, :1])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.detach() * len(rows)
-    print(f"loss {total.item() / len(data):.4f}")
+            totals[0] += loss.detach() * len(rows)
+            totals[1] += len(rows)
+    print(f"loss {totals[0] / totals[1]:.4f}")
     torch.save(model.state_dict(), "model.pt")
 
 

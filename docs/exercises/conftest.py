@@ -1,11 +1,11 @@
-"""What the judge needs: the answers, the processes that try them, and a log of their calls."""
+"""What the two judges need: processes that try a reader's code, and a log of their calls."""
 
 import functools
-import importlib.util
 import multiprocessing
 import os
 import random
 import re
+import tempfile
 import traceback
 from datetime import timedelta
 from multiprocessing import connection
@@ -27,18 +27,9 @@ ONE_RANK_ALONE = (
     "both, and wait for them afterwards"
 )
 PROCESS_ENDED = (
-    "its process ended: gloo ends it where two calls meet that do not fit, in their order or their "
-    "size, or the function itself called exit"
+    "the process of rank {rank} ended: gloo ends it where two calls meet that do not fit, in their "
+    "order or their size, or the function itself called exit"
 )
-
-# Imported once, before the tests. A mistake there ends pytest with its line.
-answers_file = Path(os.environ.get("ANSWERS", "answers.py")).resolve()
-if not answers_file.exists():
-    copy = f"cp docs/exercises/template.py {answers_file.name}"
-    pytest.exit(f"there is no {answers_file}: type  {copy}", returncode=pytest.ExitCode.USAGE_ERROR)
-spec = importlib.util.spec_from_file_location("answers", answers_file)
-answers = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(answers)
 
 
 class SlowRequest:
@@ -84,6 +75,8 @@ all_reduce_of_torch = dist.all_reduce
 put("all_reduce", all_reduce)
 for name in ("broadcast", "reduce", "gather", "all_gather", "all_gather_object", "isend", "send"):
     record(name)
+for name in ("all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"):
+    record(name)
 
 
 def pytest_addoption(parser):
@@ -102,53 +95,76 @@ def run_ranks(request, tmp_path):
 
     answer is the function or class of the reader. If a process fails, the test fails with a hint.
     """
-    processes, pipes, results = [], [], {}
-
-    def work(case, answer, rank, world_size, pipe):
-        torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # Nothing listens beyond this machine.
-        meeting = {"init_method": f"file://{tmp_path}/meet"}
-        meeting["timeout"] = timedelta(seconds=SECONDS / 4)
-        dist.init_process_group("gloo", rank=rank, world_size=world_size, **meeting)
-        torch.manual_seed(1000 * request.config.option.seed + rank)
-        CALLS.clear()
-        try:
-            pipe.send((case(answer, rank), None))
-        except (Exception, SystemExit) as error:  # whatever the reader's code raises
-            pipe.send((None, explain(error, rank)))
-        pipe.recv()  # stays, because the other ranks would see a closed connection
 
     def run(name, case, world_size=2):
+        answers = request.module.answers
         answer = getattr(answers, name, None)
         fail_if(answer is None, f"the file has no {name}")
+        work = functools.partial(try_answer, Path(answers.__file__), case, answer)
+        seed = request.config.option.seed
+        results, hint = run_processes(work, world_size, tmp_path, seed, PROCESS_ENDED)
+        fail_if(hint, hint)
+        return results
+
+    return run
+
+
+def try_answer(file, case, answer, rank):
+    """Returns what the case returns, and a hint if the reader's code raises an error."""
+    try:
+        return case(answer, rank), None
+    except (Exception, SystemExit) as error:  # whatever the reader's code raises
+        return None, explain(error, file, rank)
+
+
+def run_processes(work, world_size, folder, seed, ended):
+    """Runs work(rank), which returns (result, hint), in processes; returns (results, first hint).
+
+    ended is the hint if a process ends before it returns something.
+    """
+    meeting_point = Path(tempfile.mkdtemp(dir=folder)) / "meet"
+    processes, pipes, results = [], [], {}
+
+    def join_and_work(rank, pipe):
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # Nothing listens beyond this machine.
+        meeting = {"init_method": f"file://{meeting_point}"}
+        meeting["timeout"] = timedelta(seconds=SECONDS / 4)
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, **meeting)
+        torch.manual_seed(1000 * seed + rank)
+        CALLS.clear()
+        pipe.send(work(rank))
+        pipe.recv()  # stays, because the other ranks would see a closed connection
+
+    try:
         context = multiprocessing.get_context("fork")  # has torch and the answers loaded
         for rank in range(world_size):
             ours, theirs = context.Pipe()
             pipes.append(ours)
-            argv = case, answer, rank, world_size, theirs
-            processes.append(context.Process(target=work, args=argv, daemon=True))
+            argv = rank, theirs
+            processes.append(context.Process(target=join_and_work, args=argv, daemon=True))
             processes[-1].start()
             theirs.close()  # Otherwise the end of the process would not close the pipe.
         while len(results) < world_size:
             ready = connection.wait([pipe for pipe in pipes if pipe not in results], SECONDS)
-            fail_if(not ready, "it does not return: is there a loop that does not end?")
+            if not ready:
+                return None, "it does not return: is there a loop that does not end?"
             for pipe in ready:
                 try:
                     results[pipe], hint = pipe.recv()
                 except (EOFError, ConnectionError):
-                    hint = PROCESS_ENDED
-                # The first error counts. That of another rank often follows from it.
-                fail_if(hint, hint)
-        return [results[pipe] for pipe in pipes]
+                    hint = ended.format(rank=pipes.index(pipe))
+                if hint:  # The first error counts. That of another rank often follows from it.
+                    return None, hint
+        return [results[pipe] for pipe in pipes], None
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
-    yield run
-    for process in processes:
-        process.kill()
-        process.join()
 
-
-def explain(error, rank):
-    """Returns what to say about an exception of the reader's code."""
+def explain(error, file, rank):
+    """Returns what to say about an exception of the code in the reader's file."""
     if isinstance(error, NotImplementedError):
         return "to do: its docstring says what"
     if re.search("Timed out|timeout|closed by peer|reset by peer", str(error)):
@@ -156,7 +172,7 @@ def explain(error, rank):
     if "empty parameter list" in str(error):
         return "parameters is a generator, and empty after one loop: make a list of it first"
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(answers_file)]
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
     where = f"line {lines[-1]}" if lines else "what it returns"
     hint = f"{type(error).__name__} in {where}, on rank {rank}: {error}"
     if "NoneType" in hint:

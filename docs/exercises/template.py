@@ -1,10 +1,13 @@
-"""Ten exercises about DDP, from easy to hard. Copy the file, fill in the functions, ask the judge:
+"""Twelve exercises about DDP, from easy to hard. Copy the file, fill it in, and ask the judge:
 
     cp docs/exercises/template.py answers.py
     pytest docs/exercises
 
 Two or three processes have joined a gloo process group on a CPU. All of them call each function
 with the same arguments, unless its docstring says otherwise. W is the world size.
+
+The first ten go with the units of the course. The last two are for those who want more, and no page
+solves them. They need torch.autograd.Function, whose own documentation shows how to write one.
 """
 
 import torch
@@ -144,4 +147,44 @@ class ShardedOptimizer:
         raise NotImplementedError
 
     def zero_grad(self):
+        raise NotImplementedError
+
+
+class SyncBatchNorm(torch.autograd.Function):
+    """BatchNorm in training, with the mean and the variance over the images of all ranks.
+
+    inputs: float32 (N, features), other ones on each rank, and N differs, too. weight and bias are
+    float32 (features,). SyncBatchNorm.apply(inputs, weight, bias, eps) returns what torch's
+    nn.functional.batch_norm returns for these images if it gets those of all ranks at once; there
+    are no running statistics. backward returns the gradients of the sum of all ranks' losses by
+    this rank's inputs, and the gradients of this rank's loss by weight and bias, because DDP
+    averages these two later. Each pass makes one collective call.
+    """
+
+    @staticmethod
+    def forward(context, inputs, weight, bias, eps):
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(context, gradient):
+        raise NotImplementedError
+
+
+class ShardedLinear(torch.autograd.Function):
+    """A linear layer whose weight is split among the ranks, as in FSDP.
+
+    inputs: float32 (N, features), other ones on each rank. The weight is float32 (outputs,
+    features), and W divides outputs. shard has this rank's outputs / W rows of it, rank 0 the first
+    ones. ShardedLinear.apply(inputs, shard) returns inputs @ weight.T for the whole weight.
+    backward returns the gradient of this rank's loss by inputs, and this rank's rows of the
+    gradient by the weight, averaged over all ranks' losses. Between the two passes no rank holds
+    the whole weight.
+    """
+
+    @staticmethod
+    def forward(context, inputs, shard):
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(context, gradient):
         raise NotImplementedError

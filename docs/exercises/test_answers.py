@@ -1,7 +1,7 @@
 """The judge of the exercises. Each message is a hint that names the mistake.
 
     cp docs/exercises/template.py answers.py
-    pytest docs/exercises                  # -k ring_all_reduce takes one of the ten
+    pytest docs/exercises                  # -k ring_all_reduce takes one of them
     pytest docs/exercises --seed 1         # other numbers and sizes
     ANSWERS=mine.py pytest docs/exercises  # another file than answers.py
 
@@ -10,13 +10,28 @@ network is slow: the result of an all_reduce in the background is not there befo
 """
 
 import copy
+import gc
+import importlib.util
+import os
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import CALLS, fail_if
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+# Imported once, before the tests. A mistake there ends pytest with its line.
+answers_file = Path(os.environ.get("ANSWERS", "answers.py")).resolve()
+if not answers_file.exists():
+    copy_it = f"cp docs/exercises/template.py {answers_file.name}"
+    message = f"there is no {answers_file}: type  {copy_it}"
+    pytest.exit(message, returncode=pytest.ExitCode.USAGE_ERROR)
+spec = importlib.util.spec_from_file_location("answers", answers_file)
+answers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(answers)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -32,6 +47,11 @@ def gradients(model):
 
 def close(a, b):
     return len(a) == len(b) and torch.allclose(torch.tensor(a), torch.tensor(b), atol=1e-6)
+
+
+def near(a, b):
+    """Like close(), for numbers that are rounded more often."""
+    return len(a) == len(b) and torch.allclose(torch.tensor(a), torch.tensor(b), 1e-3, 1e-4)
 
 
 def judge_gradients(own, found, right):
@@ -179,7 +199,11 @@ def test_resume(run_ranks, numbers, tmp_path):
     for rank, results in enumerate(run_ranks("resume", case)):
         found, weights, momentum = zip(*results, strict=True)
         right = (epochs, epochs, 0)
-        fail_if(found != right, f"rank {rank} resumes after {found}, not {right}: rank 0 decides")
+        fail_if(
+            found != right,
+            f"in three trials rank {rank} returns {found}, not {right}. There is a file on rank 0 "
+            "alone, then an older one on rank 1, too, then one on rank 1 alone: rank 0 decides",
+        )
         changed = not (weights[2] and momentum[2])
         file = "than rank 0's file: send and load all of it"
         fail_if(changed, f"rank {rank} has changed, and rank 0 has no file")
@@ -255,14 +279,22 @@ def test_accumulate(run_ranks, numbers):
             nn.functional.mse_loss(each(inputs), targets).backward()
         nn.functional.mse_loss(last(inputs[-4:]), targets[-4:]).backward()
         before = flatten(model.parameters())
+        passes = []
+        model[0].weight.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
         CALLS.clear()
         accumulate(model, batches, nn.functional.mse_loss)
         sent = sum(count for name, count in CALLS) / len(before)
         unchanged = before == flatten(model.parameters())
         all_gradients = [gradients(m) for m in (plain, model, ddp_model, last)]
-        return *all_gradients, sent, unchanged
+        return *all_gradients, sent, unchanged, len(passes)
 
-    own, found, right, last, sent, unchanged = zip(*run_ranks("accumulate", case), strict=True)
+    results = run_ranks("accumulate", case)
+    own, found, right, last, sent, unchanged, passes = zip(*results, strict=True)
+    fail_if(
+        passes[0] != parts,
+        f"there are {parts} micro-batches, and backward runs {passes[0]} times: memory holds one "
+        "micro-batch at a time, so call backward for each of them",
+    )
     fail_if(not all(unchanged), "the weights have changed: leave the step to the caller")
     fail_if(max(sent) > 1, f"every gradient is sent {max(sent):g} times: send after the last part")
     too_large = [n * parts for n in right[0]]
@@ -412,3 +444,153 @@ def test_sharded_optimizer(run_ranks, numbers):
         f"the ranks keep the state of {numbers_kept} numbers: large weights and small biases "
         "alternate, so give each parameter to the rank that has the fewest numbers so far",
     )
+
+
+def count_collectives():
+    return len([name for name, _ in CALLS if name != "wait"])
+
+
+def test_sync_batch_norm(run_ranks, numbers):
+    features, lengths, eps = numbers.randint(2, 6), (numbers.randint(4, 9), 11), 0.01
+
+    def case(function, rank):
+        torch.manual_seed(features)
+        ramp = torch.arange(sum(lengths)).view(-1, 1) / 9
+        every = (torch.randn(sum(lengths), features) + ramp).requires_grad_()
+        own = every.detach().split(lengths)[rank].requires_grad_()
+        affine = [(torch.rand(features) + 0.5).requires_grad_() for _ in range(2)]
+
+        def normalize(inputs):
+            return nn.functional.batch_norm(inputs, None, None, *affine, training=True, eps=eps)
+
+        def compute_loss(outputs, rank):
+            return outputs.pow(3).sum() * (rank + 1)
+
+        right = normalize(every).split(lengths)
+        sum(map(compute_loss, right, range(2))).backward(inputs=[every], retain_graph=True)
+        expected = torch.autograd.grad(compute_loss(right[rank], rank), affine)
+        CALLS.clear()
+        outputs = function.apply(own, *affine, eps)
+        calls = [count_collectives()]
+        CALLS.clear()
+        compute_loss(outputs, rank).backward()
+        calls.append(count_collectives())
+        return {
+            "outputs": [flatten([t]) for t in (outputs, right[rank], normalize(own))],
+            "inputs": [flatten([t]) for t in (own.grad, every.grad.split(lengths)[rank])],
+            "weight": [flatten([t]) for t in (affine[0].grad, expected[0])],
+            "bias": [flatten([t]) for t in (affine[1].grad, expected[1])],
+            "calls": calls,
+        }
+
+    for rank, result in enumerate(run_ranks("SyncBatchNorm", case)):
+        found, right, alone = result["outputs"]
+        fail_if(near(found, alone), f"rank {rank} normalises its own images alone: use all_reduce")
+        fail_if(
+            not near(found, right),
+            f"rank {rank} does not normalise as BatchNorm does with all images at once: add up the "
+            "sums, the squares and the counts of all ranks, and divide then. The ranks have "
+            f"{lengths} images",
+        )
+        for name, count in zip(("forward", "backward"), result["calls"], strict=True):
+            fail_if(
+                count > 1, f"{name} makes {count} collective calls: put the numbers into one tensor"
+            )
+        for name in ("weight", "bias"):
+            found, right = result[name]
+            fail_if(
+                not near(found, right),
+                f"the gradient of {name} on rank {rank} is not that of this rank's loss alone: DDP "
+                "averages it later",
+            )
+        found, right = result["inputs"]
+        fail_if(
+            result["calls"][1] == 0,
+            "backward makes no collective call, but the other ranks' losses depend on this rank's "
+            "images, too, through mean and variance",
+        )
+        fail_if(
+            not near(found, right),
+            f"the gradient of the inputs on rank {rank} is not that of BatchNorm over all images: "
+            "the two sums in it go over all ranks, and so does the count that divides them",
+        )
+
+
+def find_storages():
+    """Returns the bytes of the tensors that gc knows, by the address of their memory."""
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def test_sharded_linear(run_ranks, numbers):
+    features, outputs, count = 8 * numbers.randint(4, 6), 2 * numbers.randint(20, 30), 3
+    whole = 4 * features * outputs  # the bytes of the weight
+
+    def case(function, rank):
+        torch.manual_seed(features)
+        plain = nn.Linear(features, outputs, bias=False)
+        every = torch.randn(2, count, features)
+        factors = torch.randn(2, count, outputs)
+        rows = outputs // 2
+        (plain(every) * factors / 2).sum().backward()  # the mean of the ranks' losses
+        mean = plain.weight.grad
+        shard = plain.weight.detach()[rank * rows : (rank + 1) * rows].clone().requires_grad_()
+        own = every[rank].clone().requires_grad_()
+        by_inputs = flatten([factors[rank] @ plain.weight])
+        by_own_loss = flatten([factors[rank].T @ every[rank]])
+        right = flatten([plain(every[rank])])
+        gc.freeze()  # From here on gc shows what is new.
+        saved = {}
+
+        def note(tensor):  # Autograd calls it for all that it keeps until backward.
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            found = function.apply(own, shard)
+        known = [tensor.untyped_storage().data_ptr() for tensor in (own, shard, found)]
+
+        def count_more_bytes():
+            kept = saved | find_storages()
+            return sum(size for address, size in kept.items() if address not in known)
+
+        # gloo's threads let go of their tensors a moment after the call.
+        deadline = time.monotonic() + 5
+        while (more := count_more_bytes()) > whole / 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (found * factors[rank]).sum().backward()
+        mine = slice(rank * rows * features, (rank + 1) * rows * features)
+        other = slice((1 - rank) * rows * features, (2 - rank) * rows * features)
+        mean, gradient = flatten([mean]), flatten([shard.grad])
+        return {
+            "outputs": near(flatten([found]), right),
+            "bytes": more,
+            "inputs": near(flatten([own.grad]), by_inputs),
+            "weight": near(gradient, mean[mine]),
+            "sum": near(gradient, [2 * n for n in mean[mine]]),
+            "own": any(near(gradient, [n / d for n in by_own_loss[mine]]) for d in (1, 2)),
+            "other": near(gradient, mean[other]),
+        }
+
+    for rank, found in enumerate(run_ranks("ShardedLinear", case)):
+        fail_if(
+            not found["outputs"],
+            f"rank {rank} has other outputs than a linear layer with the whole weight: gather the "
+            "shards of all ranks, in their order",
+        )
+        fail_if(
+            found["bytes"] > whole / 4,
+            f"between forward and backward rank {rank} holds {found['bytes']} bytes more than its "
+            f"shard, and the whole weight has {whole}: save inputs and shard, and gather again",
+        )
+        fail_if(
+            not found["inputs"],
+            f"the gradient of the inputs on rank {rank} is not right: it "
+            "is gradient @ weight, of the whole weight and this rank's loss alone",
+        )
+        fail_if(found["sum"], "the gradient of the shard is the sum over the ranks: divide by W")
+        fail_if(found["own"], f"the gradient of the shard on rank {rank} is of its own loss alone")
+        fail_if(found["other"], f"rank {rank} returns the gradient of another rank's rows")
+        fail_if(not found["weight"], f"the gradient of the shard on rank {rank} is not right")

@@ -5,22 +5,24 @@
 The page is one file and needs no network. Its looks and its behaviour are those of
 side_by_side.template.html. All that it says of the scripts is read from elsewhere: the steps from
 docs/diffs.md, the sentence for each of the eight marks from the README's recipe, the marks from the
-scripts' comments. Chromium makes the README's picture of it:
-
-    chromium --headless --hide-scrollbars --window-size=1440,600 \\
-        --screenshot=docs/images/side_by_side.png \\
-        "file://$PWD/docs/side_by_side.html#snmc_dp..mnmc_ddp_tcp@4"
+scripts' comments. Where a browser called chromium is, it makes the README's picture of the page,
+if that shows something else now.
 """
 
 import difflib
 import functools
+import hashlib
 import html
 import itertools
 import json
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from PIL import Image, ImageChops, PngImagePlugin
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
@@ -28,6 +30,9 @@ from statements import changed_statements
 from update_pages import README, REPO, read_blocks, read_body
 
 PAGE = REPO / "docs" / "side_by_side.html"
+TEMPLATE = Path(__file__).with_name("side_by_side.template.html")
+PICTURE = REPO / "docs" / "images" / "side_by_side.png"
+PICTURED = ("snmc_dp", "mnmc_ddp_tcp", "5")  # the pair, and the mark that is open
 MARK = re.compile(r"# ([1-8]) ")
 
 
@@ -71,8 +76,9 @@ def paint(source):
 def find_marks(source):
     """Returns the places of the marks as [number, first line, line after the last].
 
-    A mark is a comment that begins with its number. A place ends above the next empty line, or the
-    next comment with the same indentation.
+    A mark is a comment that begins with its number. Behind a statement it stands for this statement
+    and what is indented under it. Else its place ends above the next empty line, or the next
+    comment with the same indentation.
     """
     lines = source.splitlines()
     places = []
@@ -81,8 +87,9 @@ def find_marks(source):
             end = number + 1
             while is_comment(line) and is_comment(lines[end]):
                 end += 1
-            stop = re.compile(re.match(" *", line)[0] + "#|$")
-            while not stop.match(lines[end]):
+            indentation = re.match(" *", line)[0]
+            stop = f"{indentation}#|$" if is_comment(lines[number]) else f"(?!{indentation} )"
+            while not re.match(stop, lines[end]):
                 end += 1
             places.append([mark[1], number, end])
     return places
@@ -98,10 +105,16 @@ def similarity(a, b):
     """Returns how well two lines fit into one row, from 0 for not at all to 1 for equal."""
     if is_comment(a) != is_comment(b):
         return 0
-    words = split_words(a.strip()), split_words(b.strip())
-    ratio = difflib.SequenceMatcher(None, *words, autojunk=False).ratio()
+    a, b = (
+        line.strip() if is_comment(line) else line.partition("  # ")[0].strip() for line in (a, b)
+    )
+    # By words DataParallel and DistributedDataParallel have nothing in common, and by letters two
+    # calls with the same arguments have too much. So both count.
+    kinds = (split_words(a), split_words(b)), (a, b)
+    ratios = [difflib.SequenceMatcher(None, *kind, autojunk=False).ratio() for kind in kinds]
+    ratio = sum(ratios) / 2
     # In a comment that is mostly another one, marked words would tear the sentence apart.
-    return ratio if ratio >= (0.8 if is_comment(a) else 0.55) else 0
+    return ratio if ratio >= (0.8 if is_comment(a) else 0.5) else 0
 
 
 def split_words(line):
@@ -126,7 +139,7 @@ def align(a, b):
     """Returns rows (line of a or None, line of b or None) in which equal lines stand together.
 
     difflib finds the equal lines. Between them, similar lines share a row, and what is left over
-    stands side by side.
+    stands side by side, comments above a statement at their ends.
     """
     pairs = []
     matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=False)
@@ -137,7 +150,9 @@ def align(a, b):
             pairs += [(i + m, j + n) for m, n in pair_lines(a[i:i_end], b[j:j_end])]
     rows, i, j = [], 0, 0
     for i_pair, j_pair in [*pairs, (len(a), len(b))]:
-        rows += [*itertools.zip_longest(range(i, i_pair), range(j, j_pair)), (i_pair, j_pair)]
+        order = -1 if is_comment(a[i_pair - 1]) and is_comment(b[j_pair - 1]) else 1
+        gap = list(itertools.zip_longest(range(i, i_pair)[::order], range(j, j_pair)[::order]))
+        rows += [*gap[::order], (i_pair, j_pair)]
         i, j = i_pair + 1, j_pair + 1
     return rows[:-1]  # without the ends
 
@@ -176,8 +191,8 @@ def describe_script(name, source):
     return {"lines": lines, "head": head, "marks": find_marks(source)}
 
 
-def build_page():
-    """Returns the page."""
+def collect_data():
+    """Returns all that the page must know."""
     steps = read_steps()
     names = list(dict.fromkeys(name for step in steps for name in step[:2]))
     sources = {name: (REPO / f"{name}.py").read_text() for name in names}
@@ -190,12 +205,61 @@ def build_page():
         f"{before}..{after}": describe_pair(sources[before], sources[after])
         for before, after in itertools.combinations(names, 2)
     }
-    data = {"steps": steps, "recipe": recipe, "scripts": scripts, "pairs": pairs}
+    return {"steps": steps, "recipe": recipe, "scripts": scripts, "pairs": pairs}
+
+
+def build_page(data):
+    """Returns the page."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    template = Path(__file__).with_name("side_by_side.template.html").read_text()
     # A "<" could end the element that holds the data.
-    return template.replace("{data}", text.replace("<", "\\u003c"))
+    return TEMPLATE.read_text().replace("{data}", text.replace("<", "\\u003c"))
+
+
+def sign_picture(data):
+    """Returns a hash of what the picture shows: the rows of its mark, and what stands above."""
+    before, after, mark = PICTURED
+    pair = data["pairs"][f"{before}..{after}"]
+    left, right = data["scripts"][before], data["scripts"][after]
+    places = [range(first, end) for number, first, end in right["marks"] if number == mark]
+    rows = [row for row in pair["rows"] if any(row[1] in place for place in places)]
+    lines = [left["lines"][row[0]] for row in rows if row[0] is not None]
+    lines += [right["lines"][row[1]] for row in rows]
+    shown = [data["steps"], data["recipe"], pair["statements"], rows, lines, TEMPLATE.read_text()]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+
+
+def read_signature():
+    """Returns the hash that was written into the picture."""
+    with Image.open(PICTURE) as image:
+        return image.info.get("view")
+
+
+def take_picture(signature):
+    """Lets the browser draw the page, cuts off what is empty below, and signs the picture."""
+    before, after, mark = PICTURED
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += ["--window-size=1000,1000", "--force-device-scale-factor=2"]
+        command += [f"--screenshot={file.name}", f"{PAGE.as_uri()}#{before}..{after}@{mark}"]
+        subprocess.run(command, check=True, capture_output=True)
+        image = Image.open(file.name).convert("RGB")
+    empty = Image.new("RGB", image.size, image.getpixel((0, image.height - 1)))
+    *_, bottom = ImageChops.difference(image, empty).getbbox()
+    text = PngImagePlugin.PngInfo()
+    text.add_text("view", signature)
+    image.crop((0, 0, image.width, bottom)).quantize(64).save(PICTURE, pnginfo=text, optimize=True)
+
+
+def main():
+    data = collect_data()
+    PAGE.write_text(build_page(data))
+    signature = sign_picture(data)
+    if read_signature() == signature:
+        return
+    if not shutil.which("chromium"):
+        sys.exit(f"{PICTURE} shows an older page: install chromium, and start this again")
+    take_picture(signature)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(build_page())
+    main()
