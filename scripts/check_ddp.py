@@ -747,6 +747,7 @@ def judge_shards(ranks):
         page = "data.md#iterabledataset-by-rank-and-by-worker" if facts[0]["stream"] else SHARDS
         same, every, first = are_same_data(facts), set().union(*rows), set(rows[0])
         twice, once = first & set(rows[1]), all(len(set(r)) == len(r) for r in rows)
+        many = len(twice) > max(0.05 * len(first), len(ranks))  # A sampler repeats a few.
         full = once and all(fact["complete"] for fact in facts)
         sharded = facts[0]["sampler"] == "DistributedSampler"
         proof = {True: "NO", None: "?", False: "ok"}[same]
@@ -759,7 +760,7 @@ def judge_shards(ranks):
         elif rows[0] == rows[1]:
             text = f"all ranks draw the same {len(first):,} rows in the same order"
             lines.append((mark, proof, text, where, page))
-        elif full and (set(rows[1]) == first or sharded and len(twice) > 0.05 * len(first)):
+        elif full and (set(rows[1]) == first or sharded and many):
             text = f"{len(twice):,} rows are drawn by ranks 0 and 1, in all {total}"
             if set(rows[1]) == first:
                 text = f"each rank draws all {len(first):,} rows, instead of a part of its own"
@@ -767,7 +768,7 @@ def judge_shards(ranks):
         elif full and size and len(every) < 0.95 * size:
             text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
             lines.append((mark, "NO" if sharded else "?", text, where, page))
-        elif once and len(twice) > 0.05 * len(first):
+        elif once and many:
             text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
             lines.append((mark, "?", text, where, page))
         else:
