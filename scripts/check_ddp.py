@@ -698,7 +698,7 @@ def judge_gpus(ranks):
         return [(mark, "ok", ", ".join(key.split()[-1] for gpus in asked for key in gpus), "", "")]
     for _, facts in pair_facts(ranks, "wrapped")[:1]:
         devices = [fact["device"] for fact in facts]
-        text = f"the models are on {' and '.join(devices)}"
+        text = f"the models are on {' and '.join(dict.fromkeys(devices))}"
         if devices[0] == "cpu" or len(set(devices)) == len(devices):
             return [(mark, "ok", text, "", "")]
         verdict = "NO" if ranks[0]["start"][""]["gpus"] >= len(devices) else "?"
@@ -766,7 +766,7 @@ def judge_shards(ranks):
                 text = f"each rank draws all {len(first):,} rows, instead of a part of its own"
             lines.append((mark, proof, text, where, page))
         elif full and size and len(every) < 0.95 * size:
-            text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
+            text = f"{total} are drawn" + f", {len(twice):,} of them by ranks 0 and 1" * many
             lines.append((mark, "NO" if sharded else "?", text, where, page))
         elif once and many:
             text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
@@ -1186,7 +1186,8 @@ def main():
         return print_report(read_facts(args.report))
     if not args.script:
         parser.error("which script?")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGINT, signal.SIGTERM):  # start_ranks() then ends all processes.
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         status = start_ranks(args, args.nproc_per_node, f"{folder}/notes")
         ranks, more = read_facts(f"{folder}/notes"), []
