@@ -21,8 +21,8 @@ from pathlib import Path
 
 PATIENCE = 12  # A rank writes every 5 seconds. After 12 without a note, or in a wait, it counts.
 HERE = os.uname().nodename
-# In these files is no code of the user: installed packages and Python's own modules.
-INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")
+# In these files is no code of the user: installed packages, Python's own modules, and our notes.
+INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<|/check_ddp\.py$")
 UNEVEN = ("gather", "scatter", "alltoall", "all_to_all")  # Shapes may differ between their ranks.
 
 

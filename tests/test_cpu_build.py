@@ -28,7 +28,7 @@ SMALL = ["--model", "convnet", "--repeats", "1", "--batch-size", "2"]
 PROGRAMS = [
     ("scripts/measure/network.py", SMALL, "bf16 hook"),
     ("scripts/measure/benchmark.py", ["--images", "64", "--repeats", "1"], "textbook"),
-    ("docs/examples/watch.py", [], "rank 1 counts 2 ranks"),
+    ("scripts/check_ddp.py", [REPO / "docs/examples/equal_weights.py"], "unequal after a step"),
 ]
 
 

@@ -291,7 +291,9 @@ def test_every_option_is_documented_with_its_default(script):
     assert documented == {name for action in actions for name in action.option_strings}
     for action in actions:
         ((_, default),) = (row for row in rows if row[0] & set(action.option_strings))
-        if action.default is None or action.default is False:
+        if action.required:
+            assert default == "required", action
+        elif action.default is None or action.default is False:
             assert default in ("none", "off") or "the rank" in default, (action, default)
         else:
             assert f"`{action.default}`" in default, (action, default)

@@ -75,7 +75,7 @@ def test_who_hangs_reads_the_collectives_of_nccl(both_nccl, tmp_path, options):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     script = patches.write_patched(["barrier_under_if"], tmp_path)
-    command = ["torchrun", "--standalone", "--nproc-per-node", 2, REPO / "docs/examples/watch.py"]
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, REPO / "scripts/check_ddp.py"]
     command += [script, *SYNTHETIC, *options]
     with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
 

@@ -225,7 +225,7 @@ def test_running_processes(launch, tmp_path):
 def test_watched_script_imports_what_lies_beside_it_and_goes_to_another_folder(tmp_path):
     (tmp_path / "beside.py").write_text("import os\nos.chdir('/')")
     (tmp_path / "mine.py").write_text("import beside")
-    command = ["python", REPO / "docs/examples/watch.py", "mine.py"]
+    command = ["python", REPO / "scripts/check_ddp.py", "mine.py"]
     env = {"RANK": "0", "WORLD_SIZE": "1"}
     with Launch([command], tmp_path / "output", env=env, cwd=tmp_path) as run:
         run.succeeded()
@@ -256,7 +256,7 @@ def test_hang_on_purpose_is_reported_as_on_the_page(tmp_path, name):
     """Then Ctrl-\\ ends it at once. Ctrl-C takes 30 seconds: a rank is inside a collective."""
     (tmp_path / "patched").mkdir()
     patches.write_patched([name], tmp_path / "patched")
-    command = ["torchrun", "--standalone", "--nproc-per-node", 2, REPO / "docs/examples/watch.py"]
+    command = ["torchrun", "--standalone", "--nproc-per-node", 2, REPO / "scripts/check_ddp.py"]
     command += [f"patched/{name}.py", "--dataset", "synthetic"]
     with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
         expected = generalize(REPORTS[name])
