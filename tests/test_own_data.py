@@ -33,16 +33,14 @@ TRIED = ("snsc.py", "mnmc_ddp_env.py", "mnmc_ddp_mp.py")
 
 @pytest.mark.parametrize("script", quick_for(TRIED, "mnmc_ddp_env.py"))
 def test_own_dataset_trains_with_workers(launch, tmp_path, script):
-    """The two words that the pages name are changed, and nothing else."""
+    """load_split is another function, and nothing else is changed."""
     text, replaced = re.subn(
         r"^def load_split\(.*?(?=^def )", OWN, (REPO / script).read_text(), flags=re.M | re.S
     )
-    workers = 1 if script == "mnmc_ddp_mp.py" else 2  # Spawned workers import torch: 1 is enough.
-    added = rf"\g<0> num_workers={workers}, batch_size="
-    text, loaders = re.subn(r"DataLoader\(t\w+_set,", added, text)
-    assert replaced == 1 and loaders == 2
+    assert replaced == 1
     (tmp_path / script).write_text(text)
-    options = ("-e", 1, "-b", 8)
+    # Spawned workers import torch: 1 is enough.
+    options = ("-e", 1, "-b", 8, "--workers", 1 if script == "mnmc_ddp_mp.py" else 2)
     if script == "mnmc_ddp_mp.py":
         options += ("--nproc-per-node", 1, "--init-method", MEETING_POINT)
         command = ["python", tmp_path / script, *options]

@@ -119,9 +119,10 @@ def judge_log(ranks, expected, what):
             lengths[0] != lengths[1], f"{where}: the log has {lengths[0]} entries, not {lengths[1]}"
         )
         for number, (found, right) in enumerate(zip(outcome.log, expected.log, strict=True)):
+            shown, wanted = ([round(float(n), 4) for n in numbers] for numbers in (found, right))
             fail_if(
                 not close(found, right),
-                f"{where}: {what} {number} are {found}, and {right} with one process",
+                f"{where}: {what} {number} are {shown}, and {wanted} with one process",
             )
 
 
