@@ -20,6 +20,7 @@ import faulthandler
 import functools
 import glob
 import json
+import operator
 import os
 import random
 import re
@@ -520,7 +521,7 @@ COLLECTIVES = (
     "all_reduce reduce broadcast all_gather all_gather_into_tensor all_gather_object gather"
 )
 COLLECTIVES += " gather_object reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single"
-COLLECTIVES += " broadcast_object_list scatter send recv batch_isend_irecv barrier"
+COLLECTIVES += " broadcast_object_list scatter send recv isend irecv batch_isend_irecv barrier"
 
 
 def start_noting():
@@ -608,12 +609,9 @@ def pretend_gpus():
         def __torch_function__(self, function, types, args=(), kwargs=None):
             return answer_by_cpu(function, args, kwargs or {})
 
-    def answer(owner, name, value):
-        def answer_script(original, *args, **kwargs):
-            asks = sys._getframe(2).f_code.co_filename
-            return original(*args, **kwargs) if who_hangs.INSTALLED.search(asks) else value
-
-        replace(owner, name, answer_script)
+    def answer(value, original, *args, **kwargs):
+        asks = sys._getframe(2).f_code.co_filename
+        return original(*args, **kwargs) if who_hangs.INSTALLED.search(asks) else value
 
     def set_device(_, device):
         device = torch.device(device) if isinstance(device, str) else device
@@ -629,24 +627,19 @@ def pretend_gpus():
     def new_group(original, *args, **kwargs):
         return original(*args[:2], **{k: v for k, v in kwargs.items() if k != "backend"})
 
-    for name in ("is_available", "is_bf16_supported"):
-        answer(torch.cuda, name, True)
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved"):
-        answer(torch.cuda, name, 0)
-    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
-        answer(torch.cuda, name, None)
-    answer(torch.cuda, "get_device_name", "no GPU")
-    answer(torch.cuda, "device_count", number)
-    answer(torch.accelerator, "device_count", number)
-    answer(torch.accelerator, "is_available", True)
-    answer(torch.accelerator, "synchronize", None)
-    answer(torch.accelerator, "current_accelerator", torch.device("cuda"))
-    answer(dist, "is_nccl_available", True)
-    for module, name in (
-        (torch.cuda, "current_device"),
-        (torch.accelerator, "current_device_index"),
+    cuda = {"is_available": True, "is_bf16_supported": True, "device_count": number}
+    cuda |= dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats"))
+    cuda |= dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), 0)
+    accelerator = {"is_available": True, "device_count": number, "synchronize": None}
+    for owner, answers in (
+        (torch.cuda, cuda | {"get_device_name": "no GPU"}),
+        (torch.accelerator, accelerator | {"current_accelerator": torch.device("cuda")}),
+        (dist, {"is_nccl_available": True}),
     ):
-        replace(module, name, lambda _: CALLS.get("gpu", 0))
+        for name, value in answers.items():
+            replace(owner, name, functools.partial(answer, value))
+    replace(torch.cuda, "current_device", lambda _: CALLS.get("gpu", 0))
+    replace(torch.accelerator, "current_device_index", lambda _: CALLS.get("gpu", 0))
     replace(torch.cuda, "device", lambda _, device: contextlib.nullcontext())
     replace(torch.cuda, "set_device", set_device)
     replace(torch.accelerator, "set_device_index", set_device)
@@ -656,8 +649,8 @@ def pretend_gpus():
     AnswerByCpu().__enter__()
 
 
-# The report: each function compares the notes of all ranks, and returns lines of it:
-# (mark, verdict, what was seen, where, page).
+# The report. Each judge compares the notes of all ranks and yields lines of it, for the mark that
+# it has in JUDGES: a verdict, what was seen and, where a reader wants them, the place and the page.
 
 WEIGHTS = "model.md#equal-weights-on-all-ranks"
 SHARDS = "data.md#distributedsampler-shuffle-and-set_epoch"
@@ -688,36 +681,36 @@ def name_some(names):
 
 
 def judge_gpus(ranks):
-    mark, page = "1 own GPU", "model.md#torchcudaset_device"
-    asked = [rank["gpu"] for rank in ranks.values()]  # what we pretended
+    asked, seen = [rank["gpu"] for rank in ranks.values()], set()  # what we pretended
     for rank, gpus in enumerate(asked):
-        for key in [key for key in gpus if any(key in others for others in asked[:rank])][:1]:
+        for key in sorted(seen.intersection(gpus))[:1]:
             text = f"rank {rank} asks for {key.split()[-1]}, as another rank does"
-            return [(mark, "NO", text, gpus[key]["where"], page)]
-    if any(asked):
-        return [(mark, "ok", ", ".join(key.split()[-1] for gpus in asked for key in gpus), "", "")]
+            yield "NO", text, gpus[key]["where"], "model.md#torchcudaset_device"
+            return
+        seen.update(gpus)
+    if seen:
+        yield "ok", ", ".join(key.split()[-1] for gpus in asked for key in gpus)
+        return
     for _, facts in pair_facts(ranks, "wrapped")[:1]:
         devices = [fact["device"] for fact in facts]
+        fine = devices[0] == "cpu" or len(set(devices)) == len(devices)
+        verdict = "ok" if fine else "NO" if ranks[0]["start"][""]["gpus"] >= len(devices) else "?"
         text = f"the models are on {' and '.join(dict.fromkeys(devices))}"
-        if devices[0] == "cpu" or len(set(devices)) == len(devices):
-            return [(mark, "ok", text, "", "")]
-        verdict = "NO" if ranks[0]["start"][""]["gpus"] >= len(devices) else "?"
-        return [(mark, verdict, text, facts[1]["where"], page)]
-    return []
+        yield verdict, text, facts[1]["where"], "model.md#torchcudaset_device"
 
 
 def judge_files(ranks):
-    mark, writers = "3 one writes", {}
+    writers = defaultdict(dict)
     for number, rank in ranks.items():
         for path, fact in rank["wrote"].items():
-            writers.setdefault(path, []).append((number, fact["line"]))
-    lines = []
-    for path, found in writers.items():
-        if len(found) > 1:
-            text = f"{who_hangs.name_ranks([number for number, _ in found])} write {path}"
-            lines.append((mark, "NO", text, found[-1][1], "checkpoints.md#checkpoints"))
+            writers[path][number] = fact["line"]
+    for path, lines in writers.items():
+        if len(lines) > 1:
+            text = f"{who_hangs.name_ranks(list(lines))} write {path}"
+            yield "NO", text, list(lines.values())[-1], "checkpoints.md#checkpoints"
     here = [path for path in writers if not path.startswith("..")]
-    return lines or [(mark, "ok", name_some(here), "", "")] if here else lines
+    if here and all(len(lines) == 1 for lines in writers.values()):
+        yield "ok", name_some(here)
 
 
 def freeze_rows(facts):
@@ -738,74 +731,72 @@ def are_same_data(facts):
 
 def judge_shards(ranks):
     """The rows that the ranks draw to train. A data set may be other data on each rank."""
-    mark, lines, seen = "4 own shard", [], set()
+    seen = set()
     for _, facts in pair_facts(ranks, "pass"):
         rows, where, size = freeze_rows(facts), facts[0]["line"], facts[0]["size"]
-        if facts[0]["use"] != "train" or where in seen or not all(rows):
-            continue
-        seen.add(where)
-        page = "data.md#iterabledataset-by-rank-and-by-worker" if facts[0]["stream"] else SHARDS
-        same, every, first = are_same_data(facts), set().union(*rows), set(rows[0])
-        twice, once = first & set(rows[1]), all(len(set(r)) == len(r) for r in rows)
-        many = len(twice) > max(0.05 * len(first), len(ranks))  # A sampler repeats a few.
-        full = once and all(fact["complete"] for fact in facts)
-        sharded = facts[0]["sampler"] == "DistributedSampler"
-        proof = {True: "NO", None: "?", False: "ok"}[same]
-        total = f"{len(every):,} of {size:,} rows" if size else f"{len(every):,} rows"
-        if facts[0]["stream"] and len(first) < 0.6 * len(rows[0]):
-            text = "a rank reads its rows several times: does each worker read all of them?"
-            lines.append((mark, "NO", text, where, page))
-        elif same is False:
-            lines.append((mark, "ok", "each rank has a data set of its own", "", ""))
-        elif rows[0] == rows[1]:
-            text = f"all ranks draw the same {len(first):,} rows in the same order"
-            lines.append((mark, proof, text, where, page))
-        elif full and (set(rows[1]) == first or sharded and many):
-            text = f"{len(twice):,} rows are drawn by ranks 0 and 1, in all {total}"
-            if set(rows[1]) == first:
-                text = f"each rank draws all {len(first):,} rows, instead of a part of its own"
-            lines.append((mark, proof, text, where, page))
-        elif full and size and len(every) < 0.95 * size:
-            text = f"{total} are drawn" + f", {len(twice):,} of them by ranks 0 and 1" * many
-            lines.append((mark, "NO" if sharded else "?", text, where, page))
-        elif once and many:
-            text = f"{total} are drawn, {len(twice):,} of them by ranks 0 and 1"
-            lines.append((mark, "?", text, where, page))
-        else:
-            text = f"{total}, and each rank has others" if once else "drawn at random"
-            lines.append((mark, "ok", text, "", ""))
-    return lines or judge_inputs(ranks)
+        if facts[0]["use"] == "train" and where not in seen and all(rows):
+            seen.add(where)
+            page = "data.md#iterabledataset-by-rank-and-by-worker"
+            verdict, text = describe_shards(facts, rows, size)
+            yield verdict, text, where, page if facts[0]["stream"] else SHARDS
+    if not seen:
+        yield from judge_inputs(ranks)
+
+
+def describe_shards(facts, rows, size):
+    """Returns the verdict on the rows of one loop over a loader, and what was seen."""
+    same, every, first, second = are_same_data(facts), set().union(*rows), *map(set, rows[:2])
+    proof = {True: "NO", None: "?", False: "ok"}[same]
+    twice, once = first & second, all(len(set(r)) == len(r) for r in rows)
+    many = len(twice) > max(0.05 * len(first), len(rows))  # A sampler repeats a few.
+    full = once and all(fact["complete"] for fact in facts)
+    sharded = facts[0]["sampler"] == "DistributedSampler"
+    total = f"{len(every):,} of {size:,} rows" if size else f"{len(every):,} rows"
+    both = f"{len(twice):,} of them by ranks 0 and 1"
+    if facts[0]["stream"] and len(first) < 0.6 * len(rows[0]):
+        return "NO", "a rank reads its rows several times: does each worker read all of them?"
+    if same is False:
+        return "ok", "each rank has a data set of its own"
+    if rows[0] == rows[1]:
+        return proof, f"all ranks draw the same {len(first):,} rows in the same order"
+    if full and first == second:
+        return proof, f"each rank draws all {len(first):,} rows, instead of a part of its own"
+    if full and sharded and many:
+        return proof, f"{total} are drawn, {both}"
+    if full and size and len(every) < 0.95 * size:
+        return "NO" if sharded else "?", f"{total} are drawn" + f", {both}" * many
+    if once and many:
+        return "?", f"{total} are drawn, {both}"
+    return "ok", f"{total}, and each rank has others" if once else "drawn at random"
 
 
 def judge_inputs(ranks):
     """Where no DataLoader is: what the ranks give to DDP's forward."""
     pairs = [facts for _, facts in pair_facts(ranks, "inputs") if facts[0]["sums"]]
     if not pairs or all(facts[0]["sums"] == pairs[0][0]["sums"] for facts in pairs):
-        return []  # too few, or inputs that never change
+        return  # too few, or inputs that never change
     if all(fact["sums"] == facts[0]["sums"] for facts in pairs for fact in facts):
-        text = "all ranks give the same inputs to the model"
-        return [("4 own shard", "NO", text, pairs[0][0]["where"], SHARDS)]
-    return [("4 own shard", "ok", "the ranks give other inputs to the model", "", "")]
+        yield "NO", "all ranks give the same inputs to the model", pairs[0][0]["where"], SHARDS
+    else:
+        yield "ok", "the ranks give other inputs to the model"
 
 
 def judge_epochs(ranks):
-    mark, lines, passes = "4 set_epoch", [], {}
+    passes = defaultdict(list)
     for fact in ranks[0]["pass"].values():
         if fact["use"] == "train" and not fact["stream"] and len(fact["rows"]) > 8:
-            passes.setdefault((fact["line"], fact["size"]), []).append(fact["rows"])
+            passes[fact["line"], fact["size"]].append(fact["rows"])
     for (where, _), (first, *others) in passes.items():
         second = others[0] if others else []
         length = min(len(first), len(second))
         if length < 8:
-            lines.append((mark, "?", "no second epoch was seen", where, ""))
+            yield "?", "no second epoch was seen", where
         elif first[:length] != second[:length]:
-            lines.append((mark, "ok", "the second epoch has another order", "", ""))
+            yield "ok", "the second epoch has another order"
         elif first == sorted(first):
-            lines.append((mark, "?", "the rows are not shuffled", where, SHARDS))
+            yield "?", "the rows are not shuffled", where, SHARDS
         else:
-            text = "the second epoch draws the rows in the order of the first"
-            lines.append((mark, "NO", text, where, SHARDS))
-    return lines
+            yield "NO", "the second epoch draws the rows in the order of the first", where, SHARDS
 
 
 def judge_split(ranks):
@@ -817,14 +808,13 @@ def judge_split(ranks):
                 found[fact["use"]].setdefault(number, fact)
     for number, train in found["train"].items():
         for other, test in found["test"].items():
-            leaked = set(train["rows"]) & set(test["rows"])
-            own = found["test"].get(number, {"rows": train["rows"]})
-            own = set(train["rows"]) & set(own["rows"])
+            rows, own = set(train["rows"]), found["test"].get(number, train)["rows"]
+            leaked = rows.intersection(test["rows"])
             same = train["base"] == test["base"] and are_same_data([train, test])
-            if number != other and leaked and not own and same:
+            if number != other and leaked and same and rows.isdisjoint(own):
                 text = f"rank {other} tests {len(leaked):,} rows that rank {number} trains on"
-                return [("4 split", "NO", text, test["line"], "data.md#random-seeds")]
-    return []
+                yield "NO", text, test["line"], "data.md#random-seeds"
+                return
 
 
 def judge_wrapping(ranks):
@@ -833,9 +823,10 @@ def judge_wrapping(ranks):
         for key, what in (("names", "parameters"), ("buffers", "buffers"), ("frozen", "frozen")):
             if any(fact[key] != facts[0][key] for fact in facts):
                 text = f"the ranks have other {what}, or another order of them"
-                return [("5 wrapped model", "NO", text, facts[0]["where"], WEIGHTS)]
-    text = f"{len(pairs)} with DDP: equal names in equal order"
-    return [("5 wrapped model", "ok", text, "", "")] * bool(pairs)
+                yield "NO", text, facts[0]["where"], WEIGHTS
+                return
+    if pairs:
+        yield "ok", f"{len(pairs)} with DDP: equal names in equal order"
 
 
 def is_close(one, other):
@@ -848,69 +839,80 @@ def is_close(one, other):
 
 def list_different(facts, what):
     """Returns the names of the tensors that differ, and the number of all."""
-    names = [name for name in facts[0][what] if all(name in fact[what] for fact in facts)]
     first = facts[0][what]
+    names = [name for name in first if all(name in fact[what] for fact in facts)]
     return [n for n in names if not all(is_close(first[n], f[what][n]) for f in facts)], len(names)
 
 
 def judge_weights(ranks):
     """The first difference of weights or gradients tells the cause."""
-    mark, pairs = "5 equal weights", pair_facts(ranks, "step")
+    pairs, wrapped = pair_facts(ranks, "step"), ranks[0]["wrapped"]
     if not any(list_different(facts, "weights")[1] for _, facts in pairs):
-        return [(mark, "?", "no optimizer with the same weights stepped on all ranks", "", "")]
-    looks = [(key, f, w) for key, f in pairs for w in ("weights", "gradients")]
+        yield "?", "no optimizer with the same weights stepped on all ranks"
+        return
+    looks = [(key, facts, what) for key, facts in pairs for what in ("weights", "gradients")]
     different = [look for look in looks if list_different(look[1], look[2])[0]]
-    wrapped = ranks[0]["wrapped"]
-    counts = pairs[-1][1][0]["counts"]
-    if not different and wrapped and not counts.get("forward") and counts.get("past DDP"):
-        text = f"equal, but all {counts['past DDP']} forwards went past DDP"
-        return [(mark, "?", text, pairs[0][1][0]["where"], WEIGHTS)]
     if not different:
-        text = "weights and gradients are equal" + ("" if wrapped else ", without DDP")
-        return [(mark, "ok", text, "", "")]
+        counts = pairs[-1][1][0]["counts"]
+        if wrapped and not counts.get("forward") and counts.get("past DDP"):
+            text = f"equal, but all {counts['past DDP']} forwards went past DDP"
+            yield "?", text, pairs[0][1][0]["where"], WEIGHTS
+        else:
+            yield "ok", "weights and gradients are equal" + ("" if wrapped else ", without DDP")
+        return
     key, facts, what = different[0]
-    if facts[0]["step"] > 1 and list_different(facts, "gradients")[0]:
+    step, when = facts[0]["step"], facts[0]["when"]
+    if step > 1 and list_different(facts, "gradients")[0]:
         what = "gradients"  # The weights differ because of those between two looks.
     names, total = list_different(facts, what)
-    which = f"all {total}" if len(names) == total else f"{len(names)} of {total}"
-    which += f", {name_some(names)}"
-    where, counts, page = facts[0]["where"], facts[0]["counts"], WEIGHTS
-    step, when = facts[0]["step"], facts[0]["when"]
-    text = f"{what} differ {when if what == 'weights' else 'in'} step {step}: {which}"
-    if what == "weights" and step == 1 and when == "before":
-        loads = [rank["loaded"] for rank in ranks.values()]
-        alone = [i for i, load in enumerate(loads) if load and not all(loads)]
-        if not wrapped:
-            text += ". No DDP was built"
-        elif alone:
-            (path, load), *_ = loads[alone[0]].items()
-            where, page = load["where"], "checkpoints.md#checkpoints"
-            text += f". Rank {alone[0]} alone loads {path}"
-    elif what == "weights":
-        before = key.replace("after", "before")
-        rates = [rank["step"].get(before, {}).get("rates", [0]) for rank in ranks.values()]
-        text, page = f"{text}, after equal gradients", "checkpoints.md#checkpoints"
-        if any(rate != rates[0] for rate in rates):
-            text += f". The learning rates are {' and '.join(f'{rate[0]:.3g}' for rate in rates)}"
-            page = "training.md#learning-rate-scheduler-onecyclelr-and-reducelronplateau"
-        elif when == "after":
-            text += ": the optimizers have other options or another state"
-    elif not wrapped:
-        text += ". No DDP was built"
-    elif facts[0]["thawed"]:
-        text, page = f"{text}. They were frozen when DDP was built", "model.md#frozen-layers"
-    elif all(name.startswith("no. ") for name in names):
-        text += ". No DDP has them"
-    elif counts.get("no_sync"):
-        text += f". Forwards under no_sync(): {counts['no_sync']}"
+    text = f"{what} differ {when if what == 'weights' else 'in'} step {step}: "
+    text += f"{'all' if len(names) == total else f'{len(names)} of'} {total}, {name_some(names)}"
+    cause = explain_weights if what == "weights" else explain_gradients
+    more, where, page = cause(ranks, key, facts[0], names)
+    ends = {key for key, _ in pairs if key.endswith("end")}
+    if ends and ends.isdisjoint(key for key, _, _ in different):
+        yield "?", f"{text}{more}. At the end the weights are equal", where, page
+    else:
+        yield "NO", text + more, where, page
+
+
+def explain_weights(ranks, key, fact, names):
+    """Returns why weights differ that are the first to differ, the place and the page."""
+    where = fact["where"]
+    if fact["step"] == 1 and fact["when"] == "before":
+        alone = [number for number, rank in ranks.items() if rank["loaded"]]
+        if not ranks[0]["wrapped"]:
+            return ". No DDP was built", where, WEIGHTS
+        if 0 < len(alone) < len(ranks):
+            path, load = next(iter(ranks[alone[0]]["loaded"].items()))
+            text = f". Rank {alone[0]} alone loads {path}"
+            return text, load["where"], "checkpoints.md#checkpoints"
+        return "", where, WEIGHTS
+    before = key.replace("after", "before")
+    rates = [rank["step"].get(before, {}).get("rates", [0])[0] for rank in ranks.values()]
+    if len(set(rates)) > 1:
+        text = f". The learning rates are {' and '.join(f'{rate:.3g}' for rate in rates)}"
+        page = "training.md#learning-rate-scheduler-onecyclelr-and-reducelronplateau"
+        return f", after equal gradients{text}", where, page
+    other = ": the optimizers have other options or another state" * (fact["when"] == "after")
+    return f", after equal gradients{other}", where, "checkpoints.md#checkpoints"
+
+
+def explain_gradients(ranks, key, fact, names):
+    """Returns why gradients differ that are the first to differ, the place and the page."""
+    counts, where = fact["counts"], fact["where"]
+    if not ranks[0]["wrapped"]:
+        return ". No DDP was built", where, WEIGHTS
+    if fact["thawed"]:
+        return ". They were frozen when DDP was built", where, "model.md#frozen-layers"
+    if all(name.startswith("no. ") for name in names):
+        return ". No DDP has them", where, WEIGHTS
+    if counts.get("no_sync"):
         page = "training.md#gradient-accumulation-with-no_sync"
-    elif counts.get("past DDP"):
-        text += f". Forwards past DDP: {counts['past DDP']}"
-        where = facts[0]["calls"]["past DDP"]
-    ends = [key for key, _ in pairs if key.endswith("end")]
-    if ends and not any(key in ends for key, _, _ in different):
-        return [(mark, "?", f"{text}. At the end the weights are equal", where, page)]
-    return [(mark, "NO", text, where, page)]
+        return f". Forwards under no_sync(): {counts['no_sync']}", where, page
+    if counts.get("past DDP"):
+        return f". Forwards past DDP: {counts['past DDP']}", fact["calls"]["past DDP"], WEIGHTS
+    return "", where, WEIGHTS
 
 
 def find_call(rank, line, number):
@@ -920,20 +922,20 @@ def find_call(rank, line, number):
 
 
 def judge_calls(ranks):
-    lines = []
     for fact in [fact for rank in ranks.values() for fact in rank["call"].values()]:
         line, number = fact["line"], fact["number"]
         calls = sum((find_call(rank, line, number) for rank in ranks.values()), [])
         kinds = {call["dtype"] for call in calls if call["name"] == fact["name"]}
-        if len(kinds) > 1 and not lines:
+        if len(kinds) > 1:
             text = f"{fact['name']} has {' and '.join(sorted(kinds))} in call {number}"
-            page = "troubleshooting.md#which-collective-differs"
-            lines.append(("7 collectives", "NO", text, line, page))
+            yield "NO", text, line, "troubleshooting.md#which-collective-differs"
+            return
+
+
+def judge_loss(ranks):
     for fact in ranks[0]["loss"].values():
         text = "backward goes through all_reduce, which has no gradient: see --against-one"
-        page = "training.md#contrastive-loss-over-all-ranks"
-        lines.append(("5 loss", "?", text, fact["line"], page))
-    return lines
+        yield "?", text, fact["line"], "training.md#contrastive-loss-over-all-ranks"
 
 
 def judge_batch(ranks):
@@ -942,133 +944,159 @@ def judge_batch(ranks):
             rows, rate = len(fact["rows"]), fact["rates"][0]
             text = f"{len(ranks)} x {rows} rows and a learning rate of {rate:.3g} in step 1: "
             text += f"is it meant for {len(ranks) * rows}?"
-            page = "training.md#learning-rate-and-global-batch-size"
-            return [("6 global batch", "?", text, fact["where"], page)]
-    return []
+            yield "?", text, fact["where"], "training.md#learning-rate-and-global-batch-size"
+
+
+def pair_tests(ranks):
+    """Yields (key, facts, the rows of each rank) once for each line that tests."""
+    seen = set()
+    for key, fact in ranks[0]["pass"].items():
+        facts = [rank["pass"][key] for rank in ranks.values() if key in rank["pass"]]
+        if all(f["use"] == "test" for f in facts) and (fact["line"], fact["size"]) not in seen:
+            seen.add((fact["line"], fact["size"]))
+            rows = freeze_rows(facts)
+            if any(rows):
+                yield key, facts, rows
+
+
+def judge_sums(ranks):
+    """Where each rank tests a part: are the parts added up?"""
+    for key, facts, rows in pair_tests(ranks):
+        added = [rank["added"].get(key, {"added": True})["added"] for rank in ranks.values()]
+        if not all(added) and any(set(r) != set(rows[0]) for r in rows):
+            text = "each rank tests a part, and no collective call adds the parts up"
+            yield "NO", text, facts[0]["line"], EXACT
 
 
 def judge_tests(ranks):
-    """A loader used without gradients: each row once, and the ranks' counts added up."""
-    mark, lines, seen = "a test rows", [], set()
-    for key, fact in ranks[0]["pass"].items():
-        facts = [rank["pass"][key] for rank in ranks.values() if key in rank["pass"]]
-        where, rows, size = fact["line"], freeze_rows(facts), fact["size"]
-        if any(f["use"] != "test" for f in facts) or (where, size) in seen:
-            continue
-        seen.add((where, size))
-        every, drawn = set().union(*rows), sum(map(len, rows))
-        if not every:
-            continue
+    """A loader used without gradients: each row once."""
+    for _, facts, rows in pair_tests(ranks):
+        every, drawn, fact = set().union(*rows), sum(map(len, rows)), facts[0]
+        where, size, sharded = fact["line"], fact["size"], fact["sampler"] == "DistributedSampler"
         total = f"{len(every):,} of {size:,} rows" if size else f"{len(every):,} rows"
         if all(set(r) == every for r in rows):
             who = "rank 0 alone tests" if len(facts) < len(ranks) else "each rank tests"
             part = fact["complete"] and size and len(every) < size
-            lines.append((mark, "?" if part else "ok", f"{who} {total}", where, EXACT))
-            continue
-        added = [rank["added"].get(key, {"added": True})["added"] for rank in ranks.values()]
-        if not all(added):
-            text = "each rank tests a part, and no collective call adds the parts up"
-            lines.append(("7 add up", "NO", text, where, EXACT))
-        sharded = fact["sampler"] == "DistributedSampler"
-        if drawn > len(every) and (are_same_data(facts) or sharded):
-            lines.append((mark, "NO", f"{total} are tested, {drawn:,} with doubles", where, EXACT))
+            yield "?" if part else "ok", f"{who} {total}", where, EXACT
+        elif drawn > len(every) and (are_same_data(facts) or sharded):
+            yield "NO", f"{total} are tested, {drawn:,} with doubles", where, EXACT
         elif sharded and size:
             text = f"{total}, each once. DistributedSampler repeats some with other world sizes"
-            lines.append((mark, "?", text, where, EXACT))
+            yield "?", text, where, EXACT
         else:
-            lines.append((mark, "ok", f"{total}, each once", "", ""))
-    return lines
+            yield "ok", f"{total}, each once"
 
 
 def judge_draws(ranks):
-    mark, page, found = "c random draws", "data.md#random-seeds", {}
-    for _, facts in pair_facts(ranks, "draws"):
+    pairs, found = pair_facts(ranks, "draws"), defaultdict(list)
+    for _, facts in pairs:
         for name in facts[0]["before"]:
-            states = [(fact["before"].get(name), fact["after"].get(name)) for fact in facts]
+            states = {(fact["before"].get(name), fact["after"].get(name)) for fact in facts}
             if all(before != after for before, after in states):
-                found.setdefault(name, []).append((len(set(states)) == 1, facts[0]["where"]))
+                found[name].append((len(states) == 1, facts[0]["where"]))
     for name, looks in found.items():
         if all(alike for alike, _ in looks):
             text = f"all ranks draw the same random numbers from {name} in a step"
             verdict = "NO" if name.startswith("torch") else "?"
-            return [(mark, verdict, text, looks[0][1], page)]
-    if not pair_facts(ranks, "draws"):
-        return [(mark, "?", "no two steps of an epoch were seen", "", "")]
-    text = "each rank draws its own numbers" if found else "no random numbers in a step"
-    return [(mark, "ok", text, "", "")]
+            yield verdict, text, looks[0][1], "data.md#random-seeds"
+            return
+    if not pairs:
+        yield "?", "no two steps of an epoch were seen"
+    else:
+        yield "ok", "each rank draws its own numbers" if found else "no random numbers in a step"
 
 
 def judge_tested_models(ranks):
-    mark, page = "d tested model", "checkpoints.md#who-validates-all-ranks-or-rank-0-alone"
     pairs = pair_facts(ranks, "tested")
     for key, facts in pairs:
         for what in ("weights", "buffers"):
             if names := list_different(facts, what)[0]:
                 text = f"the ranks test with other {what}: {key.split()[0]}.{name_some(names)}"
-                return [(mark, "NO", text, facts[0]["where"], page)]
-    return [(mark, "ok", "the ranks test with equal weights and buffers", "", "")] * bool(pairs)
+                page = "checkpoints.md#who-validates-all-ranks-or-rank-0-alone"
+                yield "NO", text, facts[0]["where"], page
+                return
+    if pairs:
+        yield "ok", "the ranks test with equal weights and buffers"
 
 
 def judge_leaving(ranks):
-    mark, page = "8 leave", "troubleshooting.md#gloo-aborts-python-at-exit"
+    page = "troubleshooting.md#gloo-aborts-python-at-exit"
     ends = [rank["end"][""] for rank in ranks.values() if rank["end"]]
     if len(ends) < len(ranks):
-        return [(mark, "?", "a rank did not come to the end of the script", "", "")]
-    if any(end["initialized"] for end in ends):
-        return [(mark, "NO", "destroy_process_group() is not called", "", page)]
-    if any(end["threads"] for end in ends):
-        text = "threads of gloo live on: is a DDP model left in the script?"
-        return [(mark, "?", text, "", page)]
-    return [(mark, "ok", "the process group is closed", "", "")]
+        yield "?", "a rank did not come to the end of the script"
+    elif any(end["initialized"] for end in ends):
+        yield "NO", "destroy_process_group() is not called", "", page
+    elif any(end["threads"] for end in ends):
+        yield "?", "threads of gloo live on: is a DDP model left in the script?", "", page
+    else:
+        yield "ok", "the process group is closed"
 
 
-JUDGES = (judge_gpus, judge_files, judge_shards, judge_epochs, judge_split, judge_wrapping)
-JUDGES += (judge_weights, judge_calls, judge_batch, judge_tests, judge_draws)
-JUDGES += (judge_tested_models, judge_leaving)
+def judge_torch(ranks):
+    if "_next_index" in ranks[0]["absent"]:
+        yield "?", "this torch hides which rows a loader draws"
+
+
+JUDGES = {
+    "1 own GPU": judge_gpus,
+    "3 one writes": judge_files,
+    "4 own shard": judge_shards,
+    "4 set_epoch": judge_epochs,
+    "4 split": judge_split,
+    "4 a rows": judge_torch,
+    "5 wrapped model": judge_wrapping,
+    "5 equal weights": judge_weights,
+    "5 loss": judge_loss,
+    "6 global batch": judge_batch,
+    "7 collectives": judge_calls,
+    "7 add up": judge_sums,
+    "8 leave": judge_leaving,
+    "a test rows": judge_tests,
+    "c random draws": judge_draws,
+    "d tested model": judge_tested_models,
+}
 
 
 def compare_with_one(ranks, one):
     """The gradients of step 1 against those of one process with the same global batch."""
-    mark, page = "6 as one process", "concepts.md#distributeddataparallel"
-    facts = [*ranks.values(), one.get(0, {"step": {}})]
-    steps = [next(iter(rank["step"].values()), None) for rank in facts]
+    page, runs = "concepts.md#distributeddataparallel", [*ranks.values(), one.get(0, {"step": {}})]
+    steps = [next(iter(rank["step"].values()), None) for rank in runs]
     if not all(steps):
-        return [(mark, "?", "one of the runs has no step", "", "")]
+        return "?", "one of the runs has no step"
     *several, single = steps
-    rows = [row for fact in several for row in fact["rows"]]
+    where, rows = several[0]["where"], [row for fact in several for row in fact["rows"]]
     if sorted(map(str, rows)) != sorted(map(str, single["rows"])):
         text = f"step 1 has other rows: {len(rows)}, and {len(single['rows'])} in one process"
-        return [(mark, "?", text, "", page)]
+        return "?", text, "", page
     if list_different([several[0], single], "weights")[0]:
-        return [(mark, "?", "the two runs begin with other weights", "", "data.md#random-seeds")]
-    sums = Counter()
+        return "?", "the two runs begin with other weights", "", "data.md#random-seeds"
+    a, b = [], []  # the gradients in several processes and in one: some numbers of each tensor
     for name, checksum in several[0]["gradients"].items():
         if checksum and single["gradients"].get(name):
-            for a, b in zip(checksum[1], single["gradients"][name][1], strict=True):
-                sums.update({"ab": a * b, "bb": b * b, "aa": a * a})
-    if not sums["bb"]:
-        return [(mark, "?", "there are no gradients to compare", "", "")]
-    text = f"the gradients of step 1 are {sums['ab'] / sums['bb']:.2f} times those of one process"
-    if sums["ab"] < 0.98 * (sums["aa"] * sums["bb"]) ** 0.5:
+            a, b = a + checksum[1], b + single["gradients"][name][1]
+    ab, aa, bb = (sum(map(operator.mul, *pair)) for pair in ((a, b), (a, a), (b, b)))
+    if not bb:
+        return "?", "there are no gradients to compare", "", page
+    text = f"the gradients of step 1 are {ab / bb:.2f} times those of one process"
+    if ab < 0.98 * (aa * bb) ** 0.5:
         text += ", with another direction. Draws, or BatchNorm, can do that"
-        return [(mark, "?", text, several[0]["where"], page)]
-    verdict = "ok" if abs(sums["ab"] / sums["bb"] - 1) < 0.05 else "NO"
+        return "?", text, where, page
     rates = [f"{rate:.3g}" for step in (several[0], single) for rate in step["rates"][:1]]
     if len(set(rates)) > 1:
         text += f". The learning rate is {rates[0]}, and {rates[1]} in one process"
-        verdict = "?" if verdict == "ok" else verdict
-    return [(mark, verdict, text, several[0]["where"], page)]
+    equal = abs(ab / bb - 1) < 0.05
+    return "NO" if not equal else "?" if len(set(rates)) > 1 else "ok", text, where, page
 
 
-def print_report(ranks, more=()):
+def print_report(ranks, more=None):
     """Prints the lines; returns whether one is NO."""
-    if not any(rank["joined"] for rank in ranks.values()):
+    joined = [rank["joined"][""] for rank in ranks.values() if rank["joined"]]
+    if not joined:
         print("\ncheck_ddp: no process was seen in init_process_group. Use the script's launcher:")
         print("LAUNCHER check_ddp.py SCRIPT OPTIONS, then check_ddp.py --report who_hangs")
         return False
-    joined = next(rank["joined"][""] for rank in ranks.values() if rank["joined"])
-    if len(ranks) < joined["world_size"] or 0 not in ranks:
-        print(f"\ncheck_ddp: notes of {len(ranks)} ranks, out of {joined['world_size']}")
+    if len(ranks) < joined[0]["world_size"] or 0 not in ranks:
+        print(f"\ncheck_ddp: notes of {len(ranks)} ranks, out of {joined[0]['world_size']}")
         return False
     steps = ranks[0]["end"].get("", {}).get("counts", {}).get("steps", "?")
     print(f"\ncheck_ddp: {len(ranks)} ranks, {steps} steps of optimizers")
@@ -1076,12 +1104,12 @@ def print_report(ranks, more=()):
         print("  No GPU is here: the CPU stands in for GPUs, and gloo for nccl.")
         if not all(rank["end"] for rank in ranks.values()):
             print("  Where the script fails because of that, try --cpu.")
-    lines = [line for judge in JUDGES for line in judge(ranks)] + list(more)
-    if "_next_index" in ranks[0]["absent"]:
-        lines.append(("4 a rows", "?", "this torch hides which rows a loader draws", "", ""))
-    for mark, verdict, text, where, page in lines:
+    lines = [(mark, *line) for mark, judge in JUDGES.items() for line in judge(ranks)]
+    lines += [("6 as one process", *more)] if more else []
+    for mark, verdict, text, *rest in lines:
         print(f"  {mark:<16} {verdict:<2}  {text}")
-        if verdict != "ok" and (where or page):
+        if verdict != "ok" and any(rest):
+            where, page = (*rest, "")[:2]
             print(f"{'':>23}{where}{'  -> docs/' * bool(page)}{page}")
     return any(verdict == "NO" for _, verdict, *_ in lines)
 
@@ -1190,7 +1218,7 @@ def main():
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         status = start_ranks(args, args.nproc_per_node, f"{folder}/notes")
-        ranks, more = read_facts(f"{folder}/notes"), []
+        ranks, more = read_facts(f"{folder}/notes"), None
         if args.against_one is not None and not status:
             status = start_ranks(args, 1, f"{folder}/one", args.against_one)
             more = compare_with_one(ranks, read_facts(f"{folder}/one"))
