@@ -138,9 +138,10 @@ def train(args, local_rank, device):
     options = {
         "num_workers": args.workers,  # processes that read batches ahead
         "persistent_workers": args.workers > 0,  # They stay from epoch to epoch.
-        # Starting workers draws a random number. A resumed run starts them in another epoch, and
-        # must not draw other numbers in augment() because of that. So this has its own generator.
-        "generator": torch.Generator(),
+        # Starting workers draws their seed. A resumed run starts them in another epoch, and must
+        # not draw other numbers in augment() because of that. So this has its own generator.
+        # Each rank gives it another seed. Random transforms of your own would run in the workers.
+        "generator": torch.Generator().manual_seed(args.seed + rank),
         "pin_memory": device.type in ("cuda", "xpu"),  # makes the copies to the GPU faster
     }
     # 4 Take your own shard. The sampler shuffles all images into one common order, which follows

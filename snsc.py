@@ -43,9 +43,9 @@ def train(args, device):
     options = {
         "num_workers": args.workers,  # processes that read batches ahead
         "persistent_workers": args.workers > 0,  # They stay from epoch to epoch.
-        # Starting workers draws a random number. A resumed run starts them in another epoch, and
-        # must not draw other numbers in augment() because of that. So this has its own generator.
-        "generator": torch.Generator(),
+        # Starting workers draws their seed. A resumed run starts them in another epoch, and must
+        # not draw other numbers in augment() because of that. So this has its own generator.
+        "generator": torch.Generator().manual_seed(args.seed),
         "pin_memory": device.type in ("cuda", "xpu"),  # makes the copies to the GPU faster
     }
     # The sampler shuffles with the global generator, which gets a seed in each epoch below. With

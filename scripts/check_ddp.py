@@ -333,6 +333,8 @@ def begin_pass(original, loader):
     finally:
         OPENING.pop()
     iterator.check_ddp = pass_
+    # Private since long before torch 2.8: from this number all workers have their seeds.
+    pass_["workers"] = getattr(iterator, "_base_seed", None) if loader.num_workers else None
     return iterator
 
 
@@ -426,7 +428,7 @@ def end_pass(pass_):
         rows = pass_["stream"] or list_delivered(pass_)
         note("pass", f"{where} {number}", use=use, line=where, rows=rows, size=pass_["size"],
              base=pass_["base"], content=pass_["rows"], stream=bool(pass_["stream"]),
-             complete=pass_["complete"], sampler=sampler,
+             complete=pass_["complete"], sampler=sampler, workers=pass_["workers"],
              subset=pass_["indices"] is not None)  # fmt: skip
 
 
@@ -1000,10 +1002,15 @@ def judge_draws(ranks):
             verdict = "NO" if name.startswith("torch") else "?"
             yield verdict, text, looks[0][1], "data.md#random-seeds"
             return
-    if not pairs:
-        yield "?", "no two steps of an epoch were seen"
-    else:
-        yield "ok", "each rank draws its own numbers" if found else "no random numbers in a step"
+    trains = [facts for _, facts in pair_facts(ranks, "pass") if facts[0]["use"] == "train"]
+    seeds = [{fact["workers"] for fact in facts} for facts in trains]
+    for facts in [f for f, s in zip(trains, seeds, strict=True) if len(s) == 1 and None not in s]:
+        text = "the workers of all ranks have one seed, and draw the same numbers if they draw any"
+        yield "?", text, facts[0]["line"], "data.md#equal-augmentation-in-workers"
+        return
+    text = "each rank draws its own numbers" if found else "no random numbers in a step"
+    text += ", and its workers have a seed of their own" if any(len(s) > 1 for s in seeds) else ""
+    yield ("ok", text) if pairs else ("?", "no two steps of an epoch were seen")
 
 
 def judge_tested_models(ranks):

@@ -40,7 +40,9 @@ def train():
     sampler = DistributedSampler(train_set)
     if "shard" in BAD:
         sampler = DistributedSampler(train_set, num_replicas=2, rank=0)
-    loader = DataLoader(train_set, 128 // world_size, sampler=sampler)
+    # This generator has one seed on all ranks, and workers take theirs from it.
+    options = {"num_workers": 1, "generator": torch.Generator()} if "workers" in BAD else {}
+    loader = DataLoader(train_set, 128 // world_size, sampler=sampler, **options)
     test_sampler = range(rank, len(test_set), world_size)
     if "rows" in BAD:
         test_sampler = DistributedSampler(test_set, shuffle=False)
@@ -157,10 +159,11 @@ def test_each_mistake_has_its_line_with_a_place_and_a_page(check, mistakes):
 
 
 def test_mistakes_that_would_hide_others(check):
-    run = check("split", "loss", "dtype", "loads")
+    run = check("split", "loss", "dtype", "loads", "workers")
     report = read_report(run)
     assert report["4 split"][0] == report["7 collectives"][0] == "NO", run.story()
     assert "Rank 0 alone loads model.pt" in report["5 equal weights"][1]
+    assert "workers of all ranks have one seed" in report["c random draws"][1]
 
 
 def test_gradient_that_is_halved(check):
@@ -231,8 +234,9 @@ def test_torch_without_its_recorders(monkeypatch):
 @pytest.mark.slow
 def test_script_that_spawns_its_processes(tmp_path):
     command = ["python", TOOL, REPO / "mnmc_ddp_mp.py", "--dataset", "synthetic", "-b", "500"]
-    command += ["--init-method", MEETING_POINT]
+    command += ["--init-method", MEETING_POINT, "--workers", "1"]
     with Launch([command], tmp_path / "output", cwd=tmp_path) as run:
         report = read_report(run.succeeded(200))
     assert {verdict for verdict, _ in report.values()} <= {"ok", "?"}
     assert report["5 equal weights"][0] == report["4 set_epoch"][0] == "ok", run.story()
+    assert "workers have a seed of their own" in report["c random draws"][1], run.story()

@@ -13,7 +13,7 @@ STEPS = [
     (
         "snmc_dp.py",
         "mnmc_ddp_tcp.py",
-        82,  # seven of them for an indentation, that of `if rank == 0:`
+        84,  # seven of them for an indentation, that of `if rank == 0:`
         "parse_args train main train_one_epoch evaluate",
         "setup_distributed",
         "",
