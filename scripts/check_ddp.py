@@ -61,6 +61,7 @@ NOTES = {"pid": None, "early": []}  # its file of notes, and the notes before it
 COUNTS, CALLS, REPLACED, DRAWS = Counter(), {}, {}, {}
 WRAPPED, OPTIMIZERS = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
 NAMES, FROZEN, TESTED, INSIDE, PASSES, OPENING, TESTS = {}, set(), {}, [], [], [], []
+RECENT = {"passes": [], "used": False}  # the loops whose batches the models are called with now
 
 
 # The notes that who_hangs.py reads. A script can copy these three functions and their imports.
@@ -240,7 +241,10 @@ def note_module(module, inputs):
     if torch.compiler.is_compiling() or isinstance(module, DistributedDataParallel):
         return
     trains = torch.is_grad_enabled()
-    count("with gradient" if trains else "without gradient")
+    if next(module.parameters(recurse=False), None) is not None:  # A loss has none.
+        RECENT["used"] = True
+        for pass_ in RECENT["passes"]:
+            pass_["calls"][trains] += 1
     if trains and module in WRAPPED and module not in INSIDE:
         count("past DDP")
         CALLS.setdefault("past DDP", find_line())
@@ -324,7 +328,7 @@ def begin_pass(original, loader):
     pass_ = {"where": where, "number": count(f"pass {where}"), "loader": weakref.ref(loader)}
     pass_ |= {"drawn": [], "delivered": 0, "rows": {}, "stream": [], "complete": False}
     pass_ |= {"size": measure_size(loader.dataset), "base": measure_size(base)}
-    pass_ |= {"indices": indices, "before": COUNTS.copy()}
+    pass_ |= {"indices": indices, "before": COUNTS.copy(), "calls": Counter()}
     count("passes")
     PASSES.append(pass_)
     OPENING.append(pass_)
@@ -385,6 +389,7 @@ def note_batch(original, iterator):
         end_pass(pass_)
         raise
     pass_["delivered"] += 1
+    RECENT.update(passes=[pass_] if RECENT["used"] else [*RECENT["passes"], pass_], used=False)
     if not pass_["drawn"] or pass_["number"] > 2:
         return batch
     rows = pass_["drawn"][min(pass_["delivered"], len(pass_["drawn"])) - 1]
@@ -407,11 +412,10 @@ def list_delivered(pass_):
 
 
 def name_use(pass_):
-    """Returns what a pass was for: train, test, or "" where no model was called."""
-    trained, called = (
-        COUNTS[name] > pass_["before"][name] for name in ("with gradient", "without gradient")
-    )
-    return "train" if trained else "test" if called else ""
+    """Returns what a pass was for: train, test, or "" where one cannot tell."""
+    if pass_["calls"][True]:
+        return "train" if COUNTS["steps"] > pass_["before"]["steps"] else ""
+    return "test" if pass_["calls"][False] else ""
 
 
 def end_pass(pass_):
@@ -691,7 +695,8 @@ def judge_gpus(ranks):
             return
         seen.update(gpus)
     if seen:
-        yield "ok", ", ".join(key.split()[-1] for gpus in asked for key in gpus)
+        devices = [key.split()[-1] for gpus in asked for key in gpus]
+        yield "ok", f"the ranks ask for {', '.join(devices)}"
         return
     for _, facts in pair_facts(ranks, "wrapped")[:1]:
         devices = [fact["device"] for fact in facts]
