@@ -247,7 +247,9 @@ def note_module(module, inputs):
             pass_["calls"][trains] += 1
     if trains and module in WRAPPED and module not in INSIDE:
         count("past DDP")
-        CALLS.setdefault("past DDP", find_line())
+        lines = CALLS.setdefault("past DDP", [])
+        if len(lines) < 5 and (line := find_line()) not in lines:
+            lines.append(line)
     if trains or module.training or not COUNTS["steps"]:
         return
     if TESTED.get("steps") != COUNTS["steps"]:
@@ -652,6 +654,8 @@ def pretend_gpus():
     replace(nn.Module, "to", move)
     replace(nn.SyncBatchNorm, "convert_sync_batchnorm", lambda _, module, *__: module)
     replace(dist, "new_group", new_group)
+    for kind in ("Float", "Double", "Half", "Long", "Int", "Byte", "Bool"):
+        setattr(torch.cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
     AnswerByCpu().__enter__()
 
 
@@ -703,7 +707,13 @@ def judge_gpus(ranks):
         fine = devices[0] == "cpu" or len(set(devices)) == len(devices)
         verdict = "ok" if fine else "NO" if ranks[0]["start"][""]["gpus"] >= len(devices) else "?"
         text = f"the models are on {' and '.join(dict.fromkeys(devices))}"
+        text += ", where nobody needs one" if devices[0] == "cpu" else ""
         yield verdict, text, facts[1]["where"], "model.md#torchcudaset_device"
+
+
+def judge_joining(ranks):
+    backend = next(rank["joined"][""]["backend"] for rank in ranks.values() if rank["joined"])
+    yield "ok", f"{len(ranks)} ranks" + (f", backend {backend}" if backend else "")
 
 
 def judge_files(ranks):
@@ -918,7 +928,8 @@ def explain_gradients(ranks, key, fact, names):
         page = "training.md#gradient-accumulation-with-no_sync"
         return f". Forwards under no_sync(): {counts['no_sync']}", where, page
     if counts.get("past DDP"):
-        return f". Forwards past DDP: {counts['past DDP']}", fact["calls"]["past DDP"], WEIGHTS
+        where = ", ".join(fact["calls"]["past DDP"])
+        return f". Forwards past DDP: {counts['past DDP']}", where, WEIGHTS
     return "", where, WEIGHTS
 
 
@@ -968,11 +979,20 @@ def pair_tests(ranks):
 
 def judge_sums(ranks):
     """Where each rank tests a part: are the parts added up?"""
-    for key, facts, rows in pair_tests(ranks):
+    tests, parts = list(pair_tests(ranks)), False
+    for key, facts, rows in tests:
         added = [rank["added"].get(key, {"added": True})["added"] for rank in ranks.values()]
-        if not all(added) and any(set(r) != set(rows[0]) for r in rows):
+        if all(set(r) == set(rows[0]) for r in rows):
+            continue
+        parts = True
+        if not all(added):
             text = "each rank tests a part, and no collective call adds the parts up"
             yield "NO", text, facts[0]["line"], EXACT
+            return
+    if parts:
+        yield "ok", "after a test there is a collective call"
+    elif not tests:
+        yield "?", "no model was seen to test the rows of a loader: compare the metrics yourself"
 
 
 def judge_tests(ranks):
@@ -1051,6 +1071,7 @@ def judge_torch(ranks):
 
 JUDGES = {
     "1 own GPU": judge_gpus,
+    "2 joined": judge_joining,
     "3 one writes": judge_files,
     "4 own shard": judge_shards,
     "4 set_epoch": judge_epochs,
@@ -1117,7 +1138,10 @@ def print_report(ranks, more=None):
         if not all(rank["end"] for rank in ranks.values()):
             print("  Where the script fails because of that, try --cpu.")
     lines = [(mark, *line) for mark, judge in JUDGES.items() for line in judge(ranks)]
-    lines += [("6 as one process", *more)] if more else []
+    if more:
+        lines.append(("6 as one process", *more))
+    if more and more[0] == "ok":  # The question is answered.
+        lines = [line for line in lines if line[0] != "6 global batch"]
     for mark, verdict, text, *rest in lines:
         print(f"  {mark:<16} {verdict:<2}  {text}")
         if verdict != "ok" and any(rest):
