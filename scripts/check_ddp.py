@@ -1020,6 +1020,7 @@ def judge_tests(ranks):
 
 def judge_draws(ranks):
     pairs, found = pair_facts(ranks, "draws"), defaultdict(list)
+    trains = [facts for _, facts in pair_facts(ranks, "pass") if facts[0]["use"] == "train"]
     for _, facts in pairs:
         for name in facts[0]["before"]:
             states = {(fact["before"].get(name), fact["after"].get(name)) for fact in facts}
@@ -1029,10 +1030,10 @@ def judge_draws(ranks):
     for name, places in found.items():
         if any(places):
             text = f"all ranks draw the same random numbers from {name} in a step"
-            verdict = "NO" if name.startswith("torch") else "?"
-            yield verdict, text, next(filter(None, places)), "data.md#random-seeds"
+            bad = name.startswith("torch") and trains
+            text += "" if bad else ": does each take a part of its own?"
+            yield "NO" if bad else "?", text, next(filter(None, places)), "data.md#random-seeds"
             return
-    trains = [facts for _, facts in pair_facts(ranks, "pass") if facts[0]["use"] == "train"]
     seeds = [{fact["workers"] for fact in facts} for facts in trains]
     for facts in [f for f, s in zip(trains, seeds, strict=True) if len(s) == 1 and None not in s]:
         text = "the workers of all ranks have one seed, and draw the same numbers if they draw any"
