@@ -12,6 +12,9 @@ NO, and where to read on. A ? is something to look at: it may be right. Two epoc
 
 --against-one trains once more in one process, with these options for the same global batch, and
 compares the gradients. Without GPUs a script that asks for some gets the CPU and gloo (--cpu: no).
+
+This file has four parts: what each rank notes, with the functions note_*; the CPU that stands in
+for GPUs; the report, where JUDGES names a function for each mark; and the start of the ranks.
 """
 
 import argparse
@@ -520,8 +523,10 @@ def note_end():
     end_tests()
     for optimizer, name in OPTIMIZERS.items():
         note_weights(name, COUNTS[name], "end", name_parameters(optimizer))
-    names = [Path(path).read_text() for path in glob.glob("/proc/self/task/*/comm")]
-    threads = sum("gloo" in name for name in names)
+    threads = 0
+    for path in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError):  # A thread can end meanwhile.
+            threads += "gloo" in Path(path).read_text()
     note("end", "", initialized=dist.is_initialized(), threads=threads, counts=COUNTS)
 
 
