@@ -42,7 +42,7 @@ def train():
         sampler = DistributedSampler(train_set, num_replicas=2, rank=0)
     # This generator has one seed on all ranks, and workers take theirs from it.
     options = {"num_workers": 1, "generator": torch.Generator()} if "workers" in BAD else {}
-    loader = DataLoader(train_set, 128 // world_size, sampler=sampler, **options)
+    loader = DataLoader(train_set, 96 // world_size, sampler=sampler, **options)
     test_sampler = range(rank, len(test_set), world_size)
     if "rows" in BAD:
         test_sampler = DistributedSampler(test_set, shuffle=False)
@@ -154,6 +154,7 @@ def test_each_mistake_has_its_line_with_a_place_and_a_page(check, mistakes):
     report = read_report(run)
     # A program that does not leave the group can abort at exit: then the status is that of this.
     assert run.codes != [0], run.story()
+    assert run.out.count("4 set_epoch") == 1, run.story()  # A test is not taken for an epoch.
     for mistake, mark in mistakes.items():
         verdict, text = report[mark]
         assert verdict == "NO", (mistake, run.story())
